@@ -1,1 +1,1 @@
-"""A/B: two arms decode the same prompts with the same weights, and what differs is judged."""
+"""A/B: two arms decode the same prompts with the same weights, and checks judge the differences."""

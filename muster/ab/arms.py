@@ -1,4 +1,4 @@
-"""Arms: what each side of a comparison sets, and the boot that follows from it."""
+"""Arms: the settings of each side of a comparison, and the resulting boot."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
@@ -12,7 +12,7 @@ from kernel_muster.registry.levers import PREFIX
 from kernel_muster.registry.service_variables import is_service_variable, resembles_service
 from kernel_muster.registry.values import frozen
 
-#: Speculation is never suspended in a comparison: an arm that stopped drafting would be measured at something else.
+#: Speculation is never suspended in a comparison: otherwise an arm without drafting would be measured.
 GATE = "MUSTER_MTP_GATE_FORCE"
 DISABLE = "MUSTER_DISABLE"
 A, B = "A", "B"
@@ -20,9 +20,9 @@ A, B = "A", "B"
 
 @frozen(kw_only=True)
 class Arm:
-    """One side. ``plugins`` are this arm's alone: demanded here, blocked on the other side.
+    """One side. ``plugins`` belong to this arm alone: required here, blocked on the other side.
 
-    ``without``: keys that this arm has not, where its layers can do without.
+    ``without``: keys removed from this arm, if its layers can run without them.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Arm:
     local_plugins: Mapping[str, object] = field(default_factory=dict)
 
     def text(self) -> str:
-        """Say what it sets."""
+        """Return its settings as text."""
         parts = [f"{name}={value}" for name, value in self.levers.items()]
         parts += [f"without {key}" for key in self.without]
         parts += [f"with plugin {name}" for name in (*self.plugins, *self.local_plugins)]
@@ -42,7 +42,7 @@ class Arm:
 
 
 def parse_levers(option: str, texts: Iterable[str]) -> dict[str, str]:
-    """Read ``NAME=VALUE`` settings; UsageError for anything else. Whether the lever exists, the boot says."""
+    """Read ``NAME=VALUE`` settings; UsageError for any other form. The boot checks that the lever exists."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -60,7 +60,7 @@ def parse_levers(option: str, texts: Iterable[str]) -> dict[str, str]:
 
 
 def parse_without(option: str, texts: Iterable[str]) -> tuple[KernelKey, ...]:
-    """Read keys that an arm does without; UsageError for what is no key. Whether a model asks for it, the boot says."""
+    """Read the keys removed from an arm; UsageError for an invalid key. The boot checks that a model asks for it."""
     try:
         return tuple(dict.fromkeys(map(parse_key, texts)))
     except ValueError as error:
@@ -79,7 +79,7 @@ def check_arms(a: Arm, b: Arm) -> None:
 
 
 def request_for(base: BootRequest, arm: Arm, other: Arm, *, pins_gate: bool) -> BootRequest:
-    """Return the boot of an arm: what both share, its own levers over it, its own plugins."""
+    """Return the boot of an arm: the shared settings, then its own levers and plugins."""
     given = base.levers
     levers: dict[str, Any] = {
         k: v for k, v in given.items() if k.startswith(PREFIX) and not is_service_variable(k, given)
@@ -100,5 +100,5 @@ def request_for(base: BootRequest, arm: Arm, other: Arm, *, pins_gate: bool) -> 
 
 
 def _installed(names: Iterable[str]) -> frozenset[str]:
-    """Return which of these plugins can be blocked: one that is not there refuses the arm that demands it."""
+    """Return the installed ones of these plugins, which can be blocked; a missing one refuses the arm that needs it."""
     return frozenset(names) & scan().names

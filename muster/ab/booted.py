@@ -1,4 +1,4 @@
-"""One arm, booted: its report, its model with weights, a decoder, and a meter before its kernels."""
+"""One booted arm: its report, its model with weights, a decoder, and a meter before its kernels."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,15 +39,15 @@ from kernel_muster.registry.values import frozen
 
 Sized = Callable[[Manifest], Manifest]
 _PACKAGE = "kernel_muster."
-#: What reads weights, and gives them room.
+#: The modules that read weights and allocate memory for them.
 _OF_WEIGHTS = tuple(f"{_PACKAGE}models.{name}" for name in ("checkpoints", "memory", "random_weights", "weights"))
 
 
 @frozen(kw_only=True)
 class Building:
-    """How a model is built and decoded: its size, its weights, and for how many sequences of how many tokens.
+    """The build of a model: its size, its weights, and the number of sequences and tokens.
 
-    ``context`` is what there shall be room for, ``reads`` what the longest sequence has read in the end.
+    ``context`` is the number of tokens with room, ``reads`` the final length of the longest sequence.
     """
 
     sized: Sized
@@ -63,7 +63,7 @@ class Building:
 
 
 class ArmRefused(Exception):
-    """An arm did not boot: ``report`` and ``why`` say why. ``failure`` is what its builder raised, if no refusal."""
+    """An arm did not boot: ``report`` and ``why`` give the reason, ``failure`` an exception of its builder."""
 
     def __init__(self, arm: str, report: Report, why: str = "", failure: BaseException | None = None) -> None:
         super().__init__(f"arm {arm} did not boot{f': {why}' if why else ''}")
@@ -71,7 +71,7 @@ class ArmRefused(Exception):
 
 
 class BuilderFailed(MusterError):
-    """A builder raised what is no refusal: ``failure``."""
+    """A builder raised an exception that is no refusal: ``failure``."""
 
     def __init__(self, what: str, failure: BaseException) -> None:
         super().__init__(f"{what} failed: {located(failure)}; --verbose shows its traceback")
@@ -80,10 +80,10 @@ class BuilderFailed(MusterError):
 
 @contextmanager
 def builds(what: str, *, is_ours: bool = True) -> Iterator[None]:
-    """Turn whatever a builder, which may be a plugin's, raises into BuilderFailed.
+    """Turn every exception of a builder, also of a plugin's, into BuilderFailed.
 
-    UsageError stays one where the caller is meant: weights that cannot be read, or do not fit. A plugin's builder may
-    raise it for reasons of its own.
+    UsageError passes if it concerns the caller: weights that cannot be read, or do not fit. A plugin's builder may
+    raise it for other reasons.
     """
     try:
         yield
@@ -96,7 +96,7 @@ def builds(what: str, *, is_ours: bool = True) -> Iterator[None]:
 
 
 def _raised_in(error: BaseException, modules: tuple[str, ...]) -> bool:
-    """Whether it was raised in one of these modules, by the beginnings of their names."""
+    """Whether it was raised in one of these modules, given by name prefixes."""
     frames = list(walk_tb(error.__traceback__))
     return bool(frames) and str(frames[-1][0].f_globals.get("__name__")).startswith(modules)
 
@@ -110,13 +110,13 @@ def _is_ours(boot: BootSession, sized: Manifest) -> bool:
 
 
 def refused_arm(arm: str, report: Report, error: MusterError) -> ArmRefused:
-    """Return what an arm whose block raised ended with."""
+    """Return the refusal of an arm whose block raised."""
     return ArmRefused(arm, report, str(error), error.failure if isinstance(error, BuilderFailed) else None)
 
 
 @frozen(kw_only=True)
 class Drafting:
-    """A sealed boot of the drafter beside an arm's model, and how many tokens it drafts a step."""
+    """A sealed boot of the drafter beside an arm's model, and its number of drafts in each step."""
 
     session: BootSession
     manifest: Manifest
@@ -129,9 +129,9 @@ class Drafting:
 class Booted:
     """A sealed boot whose model decodes.
 
-    ``kernels`` says for each key that serves which code it is; ``recorded`` holds the launches of each recorded step.
-    ``drafting`` is the drafter's own boot, where one drafts in the place of the MTP head. ``unread`` names the tensors
-    of a checkpoint that the model did not ask for.
+    ``kernels`` identifies the code of each serving key. ``recorded`` holds the launches of each recorded step.
+    ``drafting`` is the drafter's boot, if a drafter replaces the MTP head. ``unread`` names the tensors of a
+    checkpoint that the model did not read.
     """
 
     session: BootSession
@@ -147,7 +147,7 @@ class Booted:
     unread: tuple[str, ...] = ()
 
     def prepare(self, sequences: int) -> None:
-        """Record the step for so many sequences, and keep its launches."""
+        """Record the step for this number of sequences, and keep its launches."""
         with self.meter.recording() as launches:
             self.decoder.prepare(sequences)
         self.recorded[sequences] = tuple(launches)
@@ -159,7 +159,7 @@ class Booted:
 
     @property
     def all_kernels(self) -> dict[str, str]:
-        """The kernels of the model, and those that only its drafter asks for."""
+        """The kernels of the model, and those of its drafter alone."""
         return {**(self.drafting.kernels if self.drafting else {}), **self.kernels}
 
     def handle_of(self, key: KernelKey) -> Handle | None:
@@ -169,17 +169,17 @@ class Booted:
 
     @property
     def maturity(self) -> str:
-        """What the built-in builder calls itself; empty for any other's model."""
+        """The maturity of the built-in builder; empty for a model of another builder."""
         return str(self.model.maturity) if is_model(self.model) else ""
 
     @property
     def has_mtp(self) -> bool:
-        """Whether the model has a head that drafts."""
+        """Whether the model has an MTP head."""
         return is_model(self.model) and self.model.mtp is not None
 
 
 def close_quietly(booted: Booted) -> None:
-    """Free an arm's memory. A device that stopped raises again, which adds nothing; a stuck one is left alone."""
+    """Free an arm's memory. A stopped device raises again, without new information; a stuck one is left alone."""
     if has_stuck():
         return
     with suppress(Exception):
@@ -192,7 +192,7 @@ def boot_arm(
 ) -> Booted:  # fmt: skip
     """Boot an arm and build its model with weights; ArmRefused, with the report, if it is refused or not built.
 
-    UsageError if it is to do ``without`` a key that its model requires, or that nobody registers.
+    UsageError if ``without`` contains a key that its model requires, or an unregistered key.
     """
     seen: dict[str, Any] = {}
     is_host = request.target == CPU
@@ -244,7 +244,7 @@ def boot_arm(
 
 
 def _check_context(manifest: Manifest, reads: int) -> None:
-    """UsageError for more tokens than the model's context holds, before anything of it is built."""
+    """UsageError for more tokens than the model's context holds, before the build."""
     most = manifest.model.context_length
     if most is not None and reads > most:
         said = f"{manifest.name} has a context_length of {most}"
@@ -252,7 +252,7 @@ def _check_context(manifest: Manifest, reads: int) -> None:
 
 
 def _in_layers(layers: Sequence[str]) -> str:
-    """Say in which layers; nothing where a model names none."""
+    """Name the layers; empty if a model names none."""
     named_layers = [layer for layer in layers if layer]
     if not named_layers:
         return ""
@@ -260,7 +260,7 @@ def _in_layers(layers: Sequence[str]) -> str:
 
 
 def check_without(name: str, session: BootSession, without: frozenset[KernelKey]) -> None:
-    """UsageError if an arm that was refused is to do without a key that has nothing in its place, or that is none."""
+    """UsageError if a refused arm was to run without a key that is unknown or has no replacement."""
     report = session.report
     for row in report.kernels:
         if row.kind == "required" and row.outcome == "absent" and row.key in map(str, without):
@@ -280,19 +280,19 @@ def check_without(name: str, session: BootSession, without: frozenset[KernelKey]
 
 
 def _built(sized: Manifest, boot: BootSession, weights: Any) -> Any:
-    """Build the model; BuilderFailed if its builder does, and MusterError if what it makes would not decode anyway."""
+    """Build the model; BuilderFailed if its builder raises, and MusterError if the result cannot decode."""
     try:
         with builds("the model's builder", is_ours=_is_ours(boot, sized)):
             return build_model(sized, boot.kernels, weights)
     except BuilderFailed:
-        # A model of another kind may want weights in another way: what it is says more than where it broke.
+        # A model of another kind may need other weights: its type explains more than the failing line.
         if why := _undecodable_plan(sized, boot):
             raise MusterError(why) from None
         raise
 
 
 def _undecodable_plan(sized: Manifest, boot: BootSession) -> str:
-    """Say why what a builder makes without weights would not decode; empty if it would, or if it makes nothing."""
+    """Return the reason why a builder's plan could not decode; empty if it could, or if there is no plan."""
     apart = LookupSession(boot.kernels.catalog, boot.target, boot.levers)
     try:
         plan = build_model(sized, Lookups(apart))
@@ -304,7 +304,7 @@ def _undecodable_plan(sized: Manifest, boot: BootSession) -> str:
 
 
 def kernels_of(session: BootSession) -> dict[str, str]:
-    """Name the code behind each key that serves: provider, tier, backend, and the digest of its source."""
+    """Identify the code of each serving key: provider, tier, backend, and the digest of its source."""
     found: dict[str, str] = {}
     for row in session.report.kernels:
         handle = session.handle_of(parse_key(row.served_by)) if row.served_by else None

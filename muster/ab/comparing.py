@@ -20,7 +20,7 @@ from kernel_muster.registry.selection.select import Selector
 
 
 def compare_model(base: BootRequest, a: Arm, b: Arm, plan: Plan) -> ModelResult:
-    """Boot both arms of one model and compare them; what does not boot is part of the result."""
+    """Boot both arms of one model and compare them; a failed boot is part of the result."""
     pins = bool(plan.drafts) and plan.drafter is None
     request = {A: request_for(base, a, b, pins_gate=pins), B: request_for(base, b, a, pins_gate=pins)}
     without = {A: frozenset(a.without), B: frozenset(b.without)}
@@ -64,7 +64,7 @@ def compare_model(base: BootRequest, a: Arm, b: Arm, plan: Plan) -> ModelResult:
 
 
 def _check_asked(name: str, booted: Booted, without: frozenset[KernelKey]) -> None:
-    """UsageError for a key that an arm is to do without and has no use for: to take it away changes nothing."""
+    """UsageError for a key that an arm does not use: its removal changes nothing."""
     reports = [booted.report, *([booted.drafting.session.report] if booted.drafting else [])]
     rows = [row for report in reports for row in report.kernels]
     asked = {key for row in rows for key in (row.key, *row.chain)}
@@ -85,7 +85,7 @@ def _check_asked(name: str, booted: Booted, without: frozenset[KernelKey]) -> No
 
 
 def _served_before(row: KernelRow, key: str) -> str:
-    """Return the member of a chain that serves before a key is come to; empty where there is none."""
+    """Return the chain member that serves before a key is reached; empty if there is none."""
     members = row.chain or (row.key,)
     at = members.index(row.served_by) if row.served_by in members else len(members)
     return row.served_by if at < members.index(key) else ""

@@ -1,4 +1,4 @@
-"""The comparison of two booted arms: what they compute, how fast, and what differs between them."""
+"""The comparison of two booted arms: results, speed, and differences."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +52,7 @@ from kernel_muster.registry.keys import parse_key
 
 @dataclass
 class _Alone:
-    """What each prompt gives when it is decoded alone."""
+    """The results of each prompt decoded alone."""
 
     generate: Callable[..., Decoded]
     found: dict[Prompt, tuple[bytes, ...]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class _Alone:
 
 
 class Comparison:
-    """Both arms of one model while they are compared."""
+    """Both arms of one model during their comparison."""
 
     def __init__(self, plan: Plan, a: Booted, b: Booted, boot_floor: Callable[[], Booted]) -> None:
         self._plan, self._a, self._b, self._boot_floor = plan, a, b, boot_floor
@@ -96,7 +96,7 @@ class Comparison:
                 rows.append(self._row(count))
         except ArmStopped as error:
             ran = [dict.fromkeys(booted.meter.uses, KernelUse(1)) for booted in (self._a, self._b)]
-            self._note(*ran)  # as far as it came, it did not run equally often
+            self._note(*ran)  # up to the failure the runs differ in length
             stopped.append(_stopped(error))
         proofs = tuple(self._proofs())
         report, rest = a.report, (*self._late(), *self._unkept())
@@ -111,12 +111,12 @@ class Comparison:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Give back what was booted to see what rounding does."""
+        """Free the boots of the rounding measurement."""
         if self._floor is not None:
             close_quietly(self._floor)
 
     def _late(self) -> Iterator[Check]:
-        """Judge what an arm's model or its drafter asked for after the seal: no audit saw it."""
+        """Judge lookups of an arm's model or drafter after the seal: no audit covered them."""
         for arm, booted in ((A, self._a), (B, self._b)):
             for session in (booted.session, *([booted.drafting.session] if booted.drafting else [])):
                 for judged in judged_late(session).findings:
@@ -126,7 +126,7 @@ class Comparison:
                     yield Check(name="late", where=f"decode of arm {arm}", outcome=outcome, text=text)  # type: ignore[arg-type]
 
     def _unkept(self) -> Iterator[Check]:
-        """Tell of a cache that keeps no compiled code: each run compiles again."""
+        """Report a cache that keeps no compiled code: each run compiles again."""
         for arm, booted in ((A, self._a), (B, self._b)):
             for report in (booted.report, *([booted.drafting.session.report] if booted.drafting else [])):
                 for row in report.findings:
@@ -180,11 +180,11 @@ class Comparison:
         )
 
     def _generate(self, name: str, prompts: Sequence[Prompt], **options: Any) -> Decoded:
-        """Decode in one arm; ArmStopped where it does not, or where logits that are kept say nothing."""
+        """Decode in one arm; ArmStopped if that fails, or if kept logits carry no information."""
         booted = self._a if name == A else self._b
         with stops(name, f"C={len(prompts)}"):
             found = booted.decoder.generate(prompts, self._plan.tokens, **options)
-            if why := not_finite(found.logits):  # of equal garbage the bits are equal too
+            if why := not_finite(found.logits):  # equal garbage has equal bits
                 raise MusterError(why)
             if is_flat(found.logits):
                 raise MusterError("all logits of a row are equal, at every token")
@@ -197,12 +197,12 @@ class Comparison:
                     booted.prepare(count)
 
     def _differing(self, count: int) -> tuple[str, ...]:
-        """Return the kernels that were other work in the runs just made, and in their recorded steps."""
+        """Return the kernels that differed in the last runs, and in their recorded steps."""
         recorded = uses_of(self._a.recorded[count]), uses_of(self._b.recorded[count])
         return tuple(sorted(self._note(self._a.meter.uses, self._b.meter.uses) | self._note(*recorded)))
 
     def _note(self, a: Uses, b: Uses) -> frozenset[str]:
-        """Return the kernels that are other work in two spans, and remember in which arm each runs more."""
+        """Return the kernels that differ between two spans, and remember the arm with more launches of each."""
         found, none = differing_kernels(a, b, self._changed), KernelUse()
         for key in found:
             self._busier.setdefault(key, A if a.get(key, none).launches > b.get(key, none).launches else B)
@@ -215,7 +215,7 @@ class Comparison:
         return device_kernels(differing, self._a.recorded[count], self._b.recorded[count], device.ordinal)
 
     def _rounding(self, prompts: Sequence[Prompt], a: Decoded, differing: tuple[str, ...]) -> Distance:
-        """Measure what rounding in the kernels that differ does to the reference arm."""
+        """Measure the effect of rounding in the differing kernels on the reference arm."""
         with stops(FLOOR, f"C={len(prompts)}"):
             if self._floor is None:
                 self._floor = self._boot_floor()
@@ -227,12 +227,12 @@ class Comparison:
         nudger = floor.nudger
         assert nudger is not None  # noqa: S101  (it was booted with one)
         nudger.keys = keys
-        # As far as it is not prepared: a graph moves what was to be moved when it was captured.
+        # Only unprepared steps: a captured graph moves the kernels of its capture.
         floor.prepare(len(prompts))
         return floor.decoder.generate(prompts, self._plan.tokens, keep_logits=True)
 
     def _timed(self, prompts: Sequence[Prompt], first: tuple[Decoded, Decoded]) -> Timed:
-        """Run both arms in turn, A first and B first by turns, so that whatever drifts hits both alike."""
+        """Run both arms in turn, with alternating order, so that drift affects both equally."""
         timed = Timed()
         for turn in range(self._plan.repeats):
             pair = {}
@@ -260,7 +260,7 @@ class Comparison:
         )  # fmt: skip
 
     def _broken(self, name: str, prompts: Sequence[Prompt], found: Decoded) -> tuple[int, int] | None:
-        """Return the first sequence and token whose logits have other bits than those of the prompt alone."""
+        """Return the first sequence and token whose logits differ in bits from those of the prompt alone."""
         for at, (prompt, mine) in enumerate(zip(prompts, digests(found.logits), strict=True)):
             first = first_difference(self._alone[name].digests(prompt), mine)
             if first is not None:
@@ -268,7 +268,7 @@ class Comparison:
         return None
 
     def _place(self, name: str, prompts: Sequence[Prompt], broken: tuple[int, int] | None) -> str:
-        """Say where in the model bits part; it informs, and is no measurement."""
+        """Name the place in the model where bits part; it informs, and is no measurement."""
         if broken is None:
             return ""
         self._plan.say(f"where sequence {broken[0]} of arm {name} parts from itself alone")
@@ -294,7 +294,7 @@ class Comparison:
     def _parting(
         self, prompts: Sequence[Prompt], plain: Decoded, found: Decoded, worst: tuple[float, int, int]
     ) -> dict[str, Any]:
-        """Return where drafting chose another token that is no near tie, and how far down rounding explains that."""
+        """Return where drafting chose another token that is no near tie, and the gap that rounding explains there."""
         ratio, sequence, token = worst
         if ratio <= NEAR_TIE:
             return {"parted": None, "margin": ratio}
@@ -303,7 +303,7 @@ class Comparison:
         return {"parted": (sequence, token), "margin": ratio, "gap": down, "allowed": most}
 
     def _turned_by_rounding(self, prompts: Sequence[Prompt]) -> float | None:
-        """Return how many nats apart tokens may change places where every kernel rounds otherwise, measured once.
+        """Return the gap in nats within which tokens may swap if every kernel rounds differently, measured once.
 
         A verify pass has more rows than a step, and kernels for more rows may sum in another order.
         """
@@ -323,7 +323,7 @@ class Comparison:
         return self._turns[count]
 
     def _suspects(self) -> dict[str, tuple[tuple[str, Booted], ...]]:
-        """Return the keys to prove, each with its arms: equal code is proven once, where it runs more."""
+        """Return the keys to prove, each with its arms: equal code is proven once, in the arm with more launches."""
         both = ((A, self._a), (B, self._b))
         found: dict[str, tuple[tuple[str, Booted], ...]] = dict.fromkeys(self._changed, both)
         for key, name in self._busier.items():
@@ -331,7 +331,7 @@ class Comparison:
         return found
 
     def _proofs(self) -> Iterator[Proof]:
-        """Hold each kernel that is other work in the arms against its contract: it is the first suspect."""
+        """Check each differing kernel against its contract: it is the first suspect."""
         from kernel_muster.audit.checking import CASE_S
         from kernel_muster.audit.proof.proofs import device_memory, host_memory, prove
 
@@ -352,7 +352,7 @@ class Comparison:
 
 
 def _check_lengths(a: Decoded, b: Decoded) -> None:
-    """MusterError where rows of logits are longer in one arm: a manifest may not say how long they are."""
+    """MusterError if one arm has longer rows of logits: a manifest may not give their length."""
     for sequence, rows in enumerate(zip(a.logits, b.logits, strict=True)):
         for at, (mine, other) in enumerate(zip(*rows, strict=True)):
             if len(mine) != len(other):
@@ -360,7 +360,7 @@ def _check_lengths(a: Decoded, b: Decoded) -> None:
 
 
 def _stopped(error: ArmStopped) -> Check:
-    """Return the check that failed, or for want of what rounding does could not be made."""
+    """Return the check that failed, or that lacks the rounding run."""
     if error.arm != FLOOR:
         return Check(name="decode", where=error.where, outcome="failed", text=str(error))
     text = f"{error}; --max-kl judges without it"
@@ -368,7 +368,7 @@ def _stopped(error: ArmStopped) -> Check:
 
 
 def _device_text(booted: Booted) -> str:
-    """Name the device as its driver describes it; empty for the host."""
+    """Return the driver's name of the device; empty for the host."""
     device = booted.session.target.device
     if device is None:
         return ""

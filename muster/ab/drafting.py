@@ -1,4 +1,4 @@
-"""The block-diffusion drafter of an arm: booted beside its target, of the same size, with weights of its own."""
+"""The block-diffusion drafter of an arm: booted beside its target, at the same size, with separate weights."""
 
 import sys
 from contextlib import redirect_stdout
@@ -28,8 +28,8 @@ from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.values import frozen
 
-#: What these ask of experts, of attention in BF16 and of an MTP head, no drafter has: its boot would refuse them, so
-#: that they are set for the target alone.
+#: Levers for experts, for attention in BF16 and for an MTP head, which no drafter has. A drafter's boot would refuse
+#: them, so they are set for the target alone.
 TARGET_LEVERS = (
     "MUSTER_FP32_ROUTING",
     "MUSTER_FP4_PROJ_DECODE",
@@ -40,9 +40,9 @@ TARGET_LEVERS = (
 
 @frozen(kw_only=True)
 class DrafterWish:
-    """The drafter that both arms have: its name as a model's, what its boot is about, and a checkpoint's folder.
+    """The drafter of both arms: its model name, its boot request, and a checkpoint's folder.
 
-    ``limits`` are those of its target, where that is of reduced size.
+    ``limits`` are those of its target, if that has reduced size.
     """
 
     name: str
@@ -51,7 +51,7 @@ class DrafterWish:
     limits: Limits | None = None
 
     def weights(self, seed: int) -> str:
-        """Say where its weights come from."""
+        """Return the origin of its weights."""
         return weights_text(self.folder, seed + 1)
 
 
@@ -59,9 +59,9 @@ def boot_drafter(
     name: str, request: BootRequest, wish: DrafterWish, building: Building, target: Booted,
     without: frozenset[KernelKey] = frozenset(),
 ) -> None:  # fmt: skip
-    """Boot the drafter of an arm, and let the arm's decoder draft with it; ArmRefused if it is refused or not built.
+    """Boot the drafter of an arm for the arm's decoder; ArmRefused if it is refused or not built.
 
-    UsageError for a model that is no drafter, one that drafts for another model, or an arm's model that decodes itself.
+    UsageError for a model that is no drafter, a drafter of another model, or an arm's model that decodes itself.
     """
     if not isinstance(target.decoder, EngineDecoder):
         raise UsageError(f"--drafter {wish.name}: {target.manifest.name} decodes itself, and nothing drafts for it")

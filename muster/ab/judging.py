@@ -7,29 +7,30 @@ from kernel_muster.ab.measure.logits import LEAST, MARGIN, SPREAD, Distance
 from kernel_muster.ab.result import Allowed, Check, Proof, Row, Side, Thresholds
 from kernel_muster.audit.render.plain import plural
 
-#: Greedy texts this much more repetitive than the reference's are worth a look.
+#: Greedy texts above this excess of repetition over the reference are reported.
 _MORE_REPETITIVE = 0.2
 
 
 def allowed_of(thresholds: Thresholds, floor: Distance | None, *, unrelated: float, routes: bool) -> Allowed:
-    """Return how far apart arms may be: as given, or what rounding was seen to do; nothing if nothing could round
-    differently.
+    """Return the allowed distance between arms: as given, or measured from rounding; zero if no kernel differs.
 
-    Like is held against like. A sequence's median KL: MARGIN times that of the floor's worst sequence, twice its
-    deviation. The median of all positions: MARGIN times the floor's, or the floor's worst sequence where that is more,
-    as most positions of a small model may not move at all. One position: MARGIN times the floor's largest, or SPREAD
-    times what a sequence's median may be, since the floor may have few positions. A router's near tie may turn in one
-    arm and not in the floor: then a position may move by half the deviation of an unrelated context, which garbage
-    exceeds. A token may be another one as far as logits may move against each other: twice (the root of MARGIN) what
-    was seen, and at least the deviation of a difference, 2 sqrt(KL), of the KL that a position may have from its spread
-    or its router.
+    Each limit compares like with like:
+
+    - A sequence's median KL: MARGIN times that of the floor's worst sequence, twice its deviation.
+    - The median of all positions: MARGIN times the floor's, or the floor's worst sequence if that is more, because most
+      positions of a small model may not move at all.
+    - One position: MARGIN times the floor's largest, or SPREAD times the allowed median of a sequence, because the
+      floor may have few positions. A router's near tie may turn in one arm only: then a position may move by half the
+      deviation of an unrelated context, which garbage exceeds.
+    - Another token: twice (the root of MARGIN) the observed movement of logits against each other. At least the
+      deviation of a difference, 2 sqrt(KL), for the KL that spread or router allow to a position.
     """
     turned = unrelated / MARGIN if routes else 0.0
     if (most := thresholds.max_kl) is not None:
         return Allowed(kl=most, median=most, largest=max(SPREAD * most, turned), gap=None)
     if floor is None:
         return Allowed(kl=0.0, median=0.0, largest=0.0, gap=0.0)
-    median = floor.worst or floor.median  # where no sequence has positions enough, all of them together
+    median = floor.worst or floor.median  # without a sequence of enough positions, all of them together
     spread = SPREAD * MARGIN * median
     return Allowed(
         kl=MARGIN * median, median=max(MARGIN * floor.median, floor.worst),
@@ -92,7 +93,7 @@ def _kl(row: Row, where: str, thresholds: Thresholds) -> Check:
 
 
 def _largest(row: Row, where: str) -> Iterator[Check]:
-    """Judge the one position that is furthest off: a kernel that is wrong from some token on leaves medians alone."""
+    """Judge the furthest position: medians do not see a kernel that is wrong from some token on."""
     found, most = row.distance, row.allowed.largest
     if found.same_bits:
         return
@@ -102,7 +103,7 @@ def _largest(row: Row, where: str) -> Iterator[Check]:
 
 
 def _parting(row: Row, where: str) -> Iterator[Check]:
-    """Judge where greedy texts part: rounding turns near ties, and what else it was seen to turn."""
+    """Judge where greedy texts part: rounding turns near ties, and other tokens within its measured reach."""
     found, most = row.distance, row.allowed.gap
     if found.parted is None:
         return

@@ -1,4 +1,4 @@
-"""The kernels' own times beside the end-to-end ones: those kernels alone that are other work in the two arms."""
+"""The times of the differing kernels alone, beside the end-to-end times."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from kernel_muster.ab.result import Kernels
 
 HOST = "host seconds in their launches, after the prefill, median of the repeats"
 DEVICE = "all their launches of one step as a CUDA graph of their own, arms in turn, median of 25 replays"
-#: Replays are this long at least, so that the graph's own launch does not count.
+#: Least length of replays, so that the graph's own launch does not count.
 _SHORTEST_REPLAY_US = 400.0
 _ROUNDS = 25
 
 
 def host_kernels(differing: tuple[str, ...], a: Sequence[dict[str, float]], b: Sequence[dict[str, float]]) -> Kernels:
-    """Return the time that the differing kernels took on the host, a run."""
+    """Return the host time of the differing kernels in each run."""
     seconds = [statistics.median(sum(run.get(key, 0.0) for key in differing) for run in runs) for runs in (a, b)]
     return Kernels(differing=differing, seconds_a=seconds[0], seconds_b=seconds[1], method=HOST if differing else "")
 
@@ -23,8 +23,8 @@ def host_kernels(differing: tuple[str, ...], a: Sequence[dict[str, float]], b: S
 def device_kernels(differing: tuple[str, ...], a: Recorded, b: Recorded, ordinal: int) -> Kernels:
     """Time the differing kernels of one recorded step of each arm on the device.
 
-    They read the weights of all layers, which no cache holds at full size, and write where the step writes: nothing
-    that decodes may run any more in these sequences.
+    They read the weights of all layers, which no cache holds at full size, and write to the step's outputs: afterwards
+    no decode may run in these sequences.
     """
     launches = [[launch for key, launch in recorded if key in differing] for recorded in (a, b)]
     if not all(launches):

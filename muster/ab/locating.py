@@ -1,7 +1,7 @@
-"""Where the bits of a sequence among others first part from those it has alone: which layer, and which kernels.
+"""The place where a sequence among others first differs in bits from the same sequence alone: layer and kernels.
 
-One step is run again launch by launch, in company and alone. Each time a residual norm runs, every row has been through
-a whole mixer or FFN: the first norm whose row differs says which one, and the launches before it are the suspects.
+One step runs again launch by launch, in company and alone. Each residual norm follows a whole mixer or FFN. The first
+norm with a different row marks the place, and the launches before it are the suspects.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ _PAGE = 16
 
 @frozen
 class Stop:
-    """One residual norm of a step: what it gave one sequence, and the kernels that ran since the one before."""
+    """One residual norm of a step: its result for one sequence, and the kernels since the previous norm."""
 
     digest: bytes
     kernels: tuple[str, ...]
 
 
 def locate(booted: Booted, prompts: Sequence[Prompt], sequence: int, token: int) -> str:
-    """Say where a sequence parts from itself alone in the step that chose ``token``; empty where that is not seen."""
+    """Name the place where a sequence parts from itself alone in the step of ``token``; empty if not observable."""
     if not is_model(booted.model):
-        return ""  # what a model that decodes itself does in between nobody sees
+        return ""  # the launches of a model that decodes itself cannot be observed
     if token == 0:
         return "the prefill, which reads each prompt alone: a kernel is not deterministic"
     together = _stops(booted, prompts, sequence, token)
@@ -46,7 +46,7 @@ def locate(booted: Booted, prompts: Sequence[Prompt], sequence: int, token: int)
 
 
 def _part(booted: Booted, at: int, count: int) -> str:
-    """Name the part of the model before a norm: with an FFN in each layer, mixers and FFNs take turns."""
+    """Name the part of the model before a norm: with an FFN in each layer, mixers and FFNs alternate."""
     kinds = ["attn" if kind == "full" else kind for kind in booted.sized.model.layer_kinds]
     if count != 2 * len(kinds):
         return f"what stands before residual norm {at}"

@@ -1,4 +1,4 @@
-"""What a comparison runs."""
+"""The plan of a comparison."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,19 +11,18 @@ from kernel_muster.registry.contract.specs import Stage
 from kernel_muster.registry.launch.runners import Progress
 from kernel_muster.registry.values import frozen
 
-#: Drafts a step where a model has a head for them and nobody says how many.
+#: Default number of drafts in each step for a model with a head.
 DRAFTS = 3
-#: Room behind the tokens for the block of a drafter; near the end of one with a longer block steps are plain.
+#: Room after the tokens for a drafter's block; with a longer block the last steps have no drafts.
 _BLOCK = 16
 Say = Callable[[str], None]
 
 
 @frozen(kw_only=True)
 class Plan:
-    """What is run. ``drafts`` None: as many as usual where the model has a head for them, else none.
+    """The runs of a comparison. ``drafts`` None: the default number for a model with a head, else none.
 
-    ``drafter`` drafts in the place of the head, as many tokens as it makes. ``tell_failure`` is told what a builder
-    raised.
+    ``drafter`` replaces the head, with its own number of drafts. ``tell_failure`` receives the exception of a builder.
     """
 
     sequences: tuple[int, ...]
@@ -42,7 +41,7 @@ class Plan:
     drafter: DrafterWish | None = None
 
     def building(self) -> Building:
-        """Return how each arm's model is built."""
+        """Return the build of each arm's model."""
         ahead = _BLOCK if self.drafter is not None else self.drafts or DRAFTS
         whole = longest_prompt(self.prompts) + self.tokens
         return Building(

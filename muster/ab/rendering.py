@@ -21,7 +21,7 @@ _SAME = (
 
 
 def headline(found: Comparison) -> str:
-    """Return the verdict in one line, with what it rests on where that is little."""
+    """Return the verdict in one line, with its basis if that is weak."""
     models = ", ".join(dict.fromkeys(model.model or "(no model)" for model in found.models))
     verdict = found.verdict
     if verdict in ("refused", "incomplete"):
@@ -49,7 +49,7 @@ def _compared_too(models: list[str]) -> str:
 
 
 def _equal(found: Comparison) -> str:
-    """Say that bits are equal, and where that is no wonder, why."""
+    """Return the text for equal bits, with the reason if the arms do not differ."""
     idle = [model.model for model in found.models if not model.has_other_work]
     if any(model.has_drafted and model.drafter and not model.drafter.difference.equal for model in found.models):
         return "EQUAL: A and B give the same bits; the drafter's boots differ: see Drafting"
@@ -64,7 +64,7 @@ def _equal(found: Comparison) -> str:
 
 
 def _little(found: Comparison) -> str:
-    """Say what the verdict rests on: one model, one prompt, one run, weights that nobody trained, a small model."""
+    """Return the weak basis of a verdict: one model, one prompt, one run, untrained weights, a small model."""
     parts = ["one model"] if len(found.models) == 1 else []
     if any(row.prompts == 1 for model in found.models for row in model.rows[-1:]):
         parts.append("one prompt")
@@ -77,7 +77,7 @@ def _little(found: Comparison) -> str:
 
 
 def sections(found: Comparison) -> Iterator[Section]:
-    """Yield what decides first, then the header, then each model's figures."""
+    """Yield the deciding checks first, then the header, then each model's figures."""
     yield from _refusals(found)
     failed = [(m, c) for m in found.models for c in m.checks if c.outcome == "failed"]
     if failed:
@@ -105,7 +105,7 @@ def _refusals(found: Comparison) -> Iterator[Section]:
 
 
 def _told_once(refused: tuple[tuple[str, Report, str], ...]) -> Iterator[tuple[str, Report, str]]:
-    """Yield what refused each arm; once for both where it is the same."""
+    """Yield the refusal of each arm, merged if both are equal."""
     if len(refused) > 1 and len({(report.findings, why) for _, report, why in refused}) == 1:
         yield (f"Arms {' and '.join(arm for arm, _, _ in refused)}", *refused[0][1:])
         return
@@ -191,7 +191,7 @@ def _drafting(rows: Iterable[Row]) -> Iterator[Section]:
 
 
 def _kernel_lines(rows: Iterable[Row]) -> Iterator[str]:
-    """Name the kernels that are other work, once for the row counts that share them."""
+    """Name the differing kernels, once for all row counts with the same ones."""
     by_keys: dict[tuple[str, ...], list[int]] = {}
     methods = {row.kernels.method for row in rows if row.kernels.method}
     for row in rows:
@@ -273,7 +273,7 @@ def document(found: Comparison, *, advisory: bool) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no infinity, so that a figure that is none is null; UTF-8 cannot hold every name of a file."""
+    """Return a value for JSON: a figure that is not finite is null, and names outside UTF-8 are escaped."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""What a comparison found, as plain data: the renderers and the JSON are made of it."""
+"""The result of a comparison, as plain data for the renderers and the JSON."""
 
 from dataclasses import field
 from typing import Literal
@@ -9,16 +9,16 @@ from kernel_muster.audit.report import Report
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/ab"
-#: 2.0: a row's ``allowed`` (kl, median, largest, gap) in place of ``allowed_kl``; who drafts, and the drafter. 2.1:
-#: a speculation's ``gap`` and ``allowed``. 2.2: a model's ``failed``, and the verdict incomplete. All names are in
-#: tests/muster/test_ab_document.py: another name or meaning takes another major version.
+#: 2.0: a row's ``allowed`` (kl, median, largest, gap) in place of ``allowed_kl``; the kind of drafting, and the
+#: drafter. 2.1: a speculation's ``gap`` and ``allowed``. 2.2: a model's ``failed``, and the verdict incomplete. All
+#: names are in tests/muster/test_ab_document.py: another name or meaning needs another major version.
 VERSION = "2.2"
 
-#: Who drafts: the model's own head, or a block-diffusion drafter beside it.
+#: The kind of drafting: by the model's own head, or by a block-diffusion drafter beside it.
 ProposerName = Literal["mtp", "dflash"]
-#: equal: the same bits everywhere. agree: other bits, no further apart than rounding explains. differ: a check failed.
-#: inconclusive: nothing failed, but what was to be judged hardly ran. refused: an arm did not boot. incomplete: nothing
-#: refused an arm, and its model's builder failed.
+#: equal: the same bits everywhere. agree: other bits within the reach of rounding. differ: a check failed.
+#: inconclusive: no check failed, but the judged part hardly ran. refused: an arm did not boot. incomplete: no finding
+#: refused an arm, but its model's builder failed.
 Verdict = Literal["equal", "agree", "differ", "inconclusive", "refused", "incomplete"]
 Identity = Literal["reference", "always", "off"]
 Decides = Literal["passed", "failed", "inconclusive", "informs"]
@@ -26,7 +26,7 @@ Decides = Literal["passed", "failed", "inconclusive", "informs"]
 
 @frozen(kw_only=True)
 class Thresholds:
-    """What decides. ``max_kl`` None: what rounding explains, measured; ``least_speed`` None: speed decides nothing."""
+    """The limits. ``max_kl`` None: the measured effect of rounding; ``least_speed`` None: speed only informs."""
 
     max_kl: float | None = None
     identity: Identity = "reference"
@@ -48,11 +48,11 @@ class Speed:
 
 @frozen(kw_only=True)
 class Speculation:
-    """What drafting did: ``steps`` are sequences times verify passes.
+    """The result of drafting: ``steps`` are sequences times verify passes.
 
-    ``parted`` is the sequence and token that differ from plain decode where plain decode was decided most, no near tie;
-    ``margin`` is how far the other token is below the likeliest there, relative to it, ``gap`` the same in nats, and
-    ``allowed`` how many nats rounding explains, None where nothing needs it.
+    ``parted`` is the sequence and token that differ from plain decode at its clearest decision, if that is no near tie.
+    ``margin`` is the relative distance of the other token from the likeliest there, ``gap`` the same in nats, and
+    ``allowed`` the nats explained by rounding, None if not needed.
     """
 
     proposer: ProposerName
@@ -69,7 +69,7 @@ class Speculation:
 
     @property
     def acceptance(self) -> float:
-        """The share of drafts that held."""
+        """The share of accepted drafts."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
@@ -77,7 +77,8 @@ class Speculation:
 class Side:
     """One arm at one number of sequences.
 
-    ``broken`` is the first sequence and token whose bits are not n = 1's, ``place`` where in the model that began.
+    ``broken`` is the first sequence and token whose bits differ from n = 1, ``place`` the part of the model where
+    that began.
     """
 
     speed: Speed
@@ -92,7 +93,7 @@ class Side:
 
 @frozen(kw_only=True)
 class Kernels:
-    """The kernels that are other work in the two arms: their own time, B's over A's, and how it was taken."""
+    """The differing kernels of the two arms: their own time, B's over A's, and its method."""
 
     differing: tuple[str, ...]
     seconds_a: float
@@ -101,14 +102,14 @@ class Kernels:
 
     @property
     def speed(self) -> float | None:
-        """How much faster B's are; None where nothing differs or nothing was timed."""
+        """B's speed-up; None without differing kernels or times."""
         return self.seconds_a / self.seconds_b if self.seconds_a > 0 and self.seconds_b > 0 else None
 
 
 @frozen(kw_only=True)
 class Allowed:
-    """How far B may be from A: the median KL of a sequence and of all positions, the KL of one position, and the gap in
-    nats of a token that is another one. A gap of None: any.
+    """The allowed distance of B from A: the median KL of a sequence and of all positions, the KL of one position, and
+    the gap in nats of another token. A gap of None: any.
     """
 
     kl: float
@@ -119,7 +120,7 @@ class Allowed:
 
 @frozen(kw_only=True)
 class Row:
-    """Both arms at one number of sequences. ``speed`` is B's over A's, the median of pairs that ran side by side."""
+    """Both arms at one number of sequences. ``speed`` is B's over A's, the median of alternating pairs."""
 
     sequences: int
     prompts: int
@@ -136,7 +137,7 @@ class Row:
 
 @frozen(kw_only=True)
 class Proof:
-    """A kernel that is other work in the arms (other code, or other launches), against its contract's cases."""
+    """A differing kernel of the arms (other code, or other launches), against its contract's cases."""
 
     arm: str
     key: str
@@ -148,7 +149,7 @@ class Proof:
 
 @frozen(kw_only=True)
 class Check:
-    """One thing that decides or informs, where, and what it says."""
+    """One check: whether it decides or informs, its place, and its text."""
 
     name: str
     where: str
@@ -158,7 +159,7 @@ class Check:
 
 @frozen(kw_only=True)
 class DrafterResult:
-    """The drafter that both arms had: how its boots differ, and the size and weights that it had."""
+    """The drafter of both arms: the differences between its boots, and its size and weights."""
 
     name: str
     drafts: int
@@ -172,9 +173,9 @@ class DrafterResult:
 class ModelResult:
     """One model.
 
-    ``code`` names the keys whose code is not the same, with that of A and of B; ``set_hashes`` are those of the arms'
-    reports; ``refused`` holds, for an arm that did not boot, its report and what its builder raised, ``failed`` the
-    names of those of them whose builder failed and that nothing refused.
+    ``code`` names the keys with different code, with that of A and of B. ``set_hashes`` are those of the arms' reports.
+    ``refused`` holds, for an arm that did not boot, its report and its builder's exception; ``failed`` names those of
+    them without a refusing finding, whose builder failed.
     """
 
     model: str
@@ -197,7 +198,7 @@ class ModelResult:
 
     @property
     def has_other_work(self) -> bool:
-        """Whether some kernel was other work in the arms, at some number of sequences."""
+        """Whether some kernel differed between the arms, at some number of sequences."""
         return any(row.kernels.differing for row in self.rows)
 
     @property
@@ -207,18 +208,18 @@ class ModelResult:
 
     @property
     def is_refused(self) -> bool:
-        """Whether an arm did not boot, for whatever reason."""
+        """Whether an arm did not boot, for any reason."""
         return bool(self.refused)
 
     @property
     def has_only_failed(self) -> bool:
-        """Whether an arm did not boot because a builder failed, and nothing refused one."""
+        """Whether an arm did not boot because a builder failed, without a refusing finding."""
         return self.is_refused and len(self.failed) == len(self.refused)
 
 
 @frozen(kw_only=True)
 class Comparison:
-    """Everything that one run of the command found."""
+    """The result of one run of the command."""
 
     schema: str = SCHEMA
     version: str = VERSION
@@ -237,7 +238,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict over all models: the worst of them."""
+        """The worst verdict of all models."""
         without_result = [model for model in self.models if model.is_refused]
         if without_result:
             return "incomplete" if all(model.has_only_failed for model in without_result) else "refused"
@@ -251,5 +252,5 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed and everything was judged."""
+        """Whether no check failed and all were made."""
         return self.verdict in ("equal", "agree")

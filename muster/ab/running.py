@@ -1,4 +1,4 @@
-"""One run of the comparison over all its models, from what was asked to what was found."""
+"""One run of the comparison over all its models."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ _DEVICE_TOKENS, _HOST_TOKENS = 32, 16
 
 @frozen(kw_only=True)
 class Wish:
-    """What the caller asked for; None is whatever suits the target."""
+    """The caller's options; None selects the target's default."""
 
     models: tuple[str, ...]
     target: str | None = None
@@ -58,27 +58,27 @@ class Wish:
 
     @property
     def limits(self) -> Limits | None:
-        """What a model of reduced size is limited to; None for one of full size.
+        """The limits of a model of reduced size; None at full size.
 
-        On the host models are small, unless that was said otherwise or a checkpoint is read.
+        On the host models have reduced size, unless an option or a checkpoint selects full size.
         """
         is_small = self.is_reduced if self.is_reduced is not None else self.is_host and self.folder is None
         return (HOST if self.is_host else DEVICE) if is_small else None
 
     @property
     def sized(self) -> Sized:
-        """How large models are."""
+        """The size of models."""
         return sizing(is_reduced=self.limits is not None, layers=self.layers, limits=self.limits or DEVICE)
 
     def drafter_wish(self, base: BootRequest) -> DrafterWish | None:
-        """Return the drafter that a boot of ``base`` is about, if one was asked for."""
+        """Return the drafter for a boot of ``base``, if requested."""
         if self.drafter is None:
             return None
         request = replace(base, model=self.drafter)
         return DrafterWish(name=self.drafter, base=request, folder=self.drafter_folder, limits=self.limits)
 
     def check(self) -> None:
-        """UsageError where what was asked of the drafter makes no sense."""
+        """UsageError for an impossible combination of drafter options."""
         if self.drafter is None and self.drafter_folder is not None:
             raise UsageError("--drafter-weights: name the drafter too, with --drafter")
         if self.drafter is None:
@@ -97,7 +97,7 @@ def run(
     bases: Sequence[BootRequest], a: Arm, b: Arm, wish: Wish, progress: Progress | None, say: Callable[[str], None],
     tell_failure: Callable[[BaseException], None] = lambda error: None,
 ) -> Comparison:  # fmt: skip
-    """Compare the arms on every model. ``say`` is told what runs, ``tell_failure`` what a builder raised."""
+    """Compare the arms on every model. ``say`` receives progress, ``tell_failure`` the exception of a builder."""
     wish.check()
     plan = Plan(
         sequences=wish.sequences or (_HOST_SEQUENCES if wish.is_host else _DEVICE_SEQUENCES),
@@ -118,7 +118,7 @@ def run(
 
 
 def _checked(bases: Sequence[BootRequest], plan: Plan) -> list[BootRequest]:
-    """Return the models that nobody knows; UsageError for what a later one cannot be, before an earlier one has run."""
+    """Return the unknown models; UsageError for an impossible later model, before an earlier one has run."""
     unknown = []
     for base in bases:
         manifest, _ = find_manifest(base, discover_for(base))
@@ -132,7 +132,7 @@ def _checked(bases: Sequence[BootRequest], plan: Plan) -> list[BootRequest]:
 
 
 def _shared(bases: Sequence[BootRequest], *, has_drafted: bool) -> str:
-    """Say which levers the environment sets for both arms, and where tokens were drafted how speculation is held."""
+    """Name the levers that the environment sets for both arms, and with drafts the pinned state of speculation."""
     levers = dict(bases[0].levers) if bases else dict(os.environ)
     own = [
         f"{k}={v}"

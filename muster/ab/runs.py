@@ -1,4 +1,4 @@
-"""Runs of an arm: their time, and what ends them early."""
+"""Runs of an arm: their times, and early ends."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ FLOOR = "A, booted again to measure rounding,"
 
 
 class ArmStopped(Exception):
-    """An arm that booted did not decode to its end."""
+    """A booted arm did not decode to its end."""
 
     def __init__(self, arm: str, where: str, error: BaseException) -> None:
         super().__init__(f"arm {arm} stopped: {raised_text(error)}")
@@ -21,14 +21,14 @@ class ArmStopped(Exception):
 
 
 def raised_text(error: BaseException) -> str:
-    """Return what was raised, on one line, with its kernel where the meter knows it, and its line of a plugin."""
+    """Return an exception on one line, with its kernel if the meter knows it, and its line of a plugin."""
     notes = "; ".join(getattr(error, "__notes__", ()))
     return " ".join(f"{one_line(error)}{f' ({notes})' if notes else ''}{foreign_place(error)}".split())
 
 
 @contextmanager
 def stops(arm: str, where: str) -> Iterator[None]:
-    """Turn whatever a kernel raises, or makes another one or the driver raise, into ArmStopped."""
+    """Turn every exception of a kernel, of a later one or of the driver, into ArmStopped."""
     try:
         yield
     except KeyboardInterrupt:
@@ -51,7 +51,7 @@ class Run:
 
 @dataclass
 class Timed:
-    """Runs of both arms, pair by pair; whether each gave the tokens of the first run; kernels' seconds a run."""
+    """Runs of both arms, pair by pair; whether each repeated the tokens of the first run; kernels' seconds in each."""
 
     a: list[Run] = field(default_factory=list)
     b: list[Run] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Timed:
         return [a.decode_s / b.decode_s if b.decode_s > 0 else 1.0 for a, b in zip(self.a, self.b, strict=True)]
 
     def add(self, a: Decoded, b: Decoded, first: tuple[Decoded, Decoded]) -> None:
-        """Take a pair of runs, and whether they gave the tokens of the first."""
+        """Add a pair of runs, and whether they repeated the tokens of the first."""
         self.a.append(Run(a.prefill_s, sum(a.step_s)))
         self.b.append(Run(b.prefill_s, sum(b.step_s)))
         self.agree = (

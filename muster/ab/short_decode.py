@@ -1,4 +1,4 @@
-"""A short decode of one model: the proof that what was audited also runs, and no measurement."""
+"""A short decode of one model: it proves that the audited model also runs, and measures nothing."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,15 +16,15 @@ from kernel_muster.audit.report import FindingRow
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
 
-#: More of a checkpoint's names are for the JSON.
+#: Further names of a checkpoint stand in the JSON only.
 _MOST_NAMES = 12
 
 
 @frozen(kw_only=True)
 class ShortDecode:
-    """What was decoded. ``size`` says what was reduced; empty at full size. ``late`` was asked for after the seal.
+    """The result of the decode. ``size`` names the reductions; empty at full size. ``late`` are lookups after the seal.
 
-    ``is_flat``: in each row of logits all are the same. ``unused`` names tensors of a checkpoint that nothing read.
+    ``is_flat``: each row of logits is constant. ``unused`` names tensors of a checkpoint that were not read.
     """
 
     size: str
@@ -43,17 +43,17 @@ class ShortDecode:
 
     @property
     def has_computed(self) -> bool:
-        """Whether the logits say anything."""
+        """Whether the logits carry information."""
         return self.is_finite and not self.is_flat
 
     @property
     def _times(self) -> str:
-        if not self.prefill_ms:  # a model that decodes itself does not say
+        if not self.prefill_ms:  # unknown for a model that decodes itself
             return f"{self.step_ms:.2f} ms a step, prompts included"
         return f"prefill {self.prefill_ms:.1f} ms, {self.step_ms:.2f} ms a step"
 
     def lines(self) -> list[str]:
-        """Say it in a few lines."""
+        """Return the result in a few lines."""
         size = f"REDUCED SIZE, it says nothing about speed or quality: {self.size}" if self.size else "full size"
         found = [
             size,
@@ -71,22 +71,22 @@ class ShortDecode:
         return found
 
     def unused_lines(self) -> list[str]:
-        """Name what a checkpoint has and nothing read; with layers left out, most of it is theirs."""
+        """Name the unread tensors of a checkpoint; with fewer layers, most belong to the others."""
         return folded_names(self.unused, 1 if self.size else _MOST_NAMES)
 
 
 @contextmanager
 def _refuses(booted: Booted) -> Iterator[None]:
-    """Turn whatever a kernel raises into ArmRefused: it is the kernel's failure and not ours.
+    """Turn every exception of a kernel into ArmRefused: it is the kernel's failure, not the command's.
 
-    So is a lookup that missed after the seal, whether or not the model went on without its kernel.
+    So is a lookup that missed after the seal, even if the model continued without its kernel.
     """
     try:
         yield
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        # What does not fit into memory; a model that decodes itself may raise it for reasons of its own.
+        # Lack of memory; a model that decodes itself may raise it for other reasons.
         if isinstance(error, UsageError) and not hasattr(error, "__notes__") and is_model(booted.model):
             raise
         raise ArmRefused("boot", late_report(booted.session), f"decoding stopped: {raised_text(error)}") from error
@@ -95,7 +95,7 @@ def _refuses(booted: Booted) -> Iterator[None]:
 
 
 def short_decode(request: BootRequest, building: Building, tokens: int, prompts: Sequence[str] = ()) -> ShortDecode:
-    """Boot the model with weights and decode; ArmRefused if that fails, UsageError for what makes no sense."""
+    """Boot the model with weights and decode; ArmRefused if that fails, UsageError for impossible options."""
     booted = boot_arm("boot", request, building)
     try:
         vocab = booted.sized.model.vocab_size or 1

@@ -1,4 +1,4 @@
-"""Any kernel by its key, a third party's too: every case of its contract, proven, beside the floor of its bytes."""
+"""Any kernel by its key, also a third party's: every case of its contract, proven, beside the floor of its bytes."""
 
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -27,7 +27,7 @@ _SEED = 7
 
 
 def keys_family(pattern: str) -> BenchFamily:
-    """Return the family of the keys that fit a pattern: ``norm::rms_norm``, ``acme::*``."""
+    """Return the family of the keys that match a pattern: ``norm::rms_norm``, ``acme::*``."""
 
     def shape(text: str) -> Shape:
         raise UsageError(f"--shape {text}: {pattern} is measured at the cases of its contract")
@@ -36,7 +36,7 @@ def keys_family(pattern: str) -> BenchFamily:
 
 
 def keys_like(kernels: Lookups, pattern: str) -> list[KernelKey]:
-    """Return the keys of device kernels that fit a pattern; UsageError with a suggestion if there is none."""
+    """Return the keys of device kernels that match a pattern; UsageError with a suggestion if there is none."""
     specs = (row.spec for row in kernels.catalog.kernels if is_device_backend(row.spec.backend))
     keys = {str(spec.key): spec.kernel_key for spec in specs}
     fitting = [key for text, key in sorted(keys.items()) if fnmatchcase(text, pattern)]
@@ -52,7 +52,7 @@ def _problems(pattern: str, kernels: Lookups, request: Request) -> Iterator[Prob
         handle = found(kernels, key.module, key.func)
         for case in handle.contract.cases:
             given = handle.contract.arguments(case, np.random.default_rng(_SEED))
-            if not handle.contract.signature.bind(str(key), (), given).is_empty:  # else nothing is launched
+            if not handle.contract.signature.bind(str(key), (), given).is_empty:  # otherwise nothing is launched
                 yield problem_of(kernels, handle, case, given)
 
 
@@ -80,7 +80,7 @@ def _ours(kernels: Lookups, handle: Handle, case: Case, given: Arguments, count:
 
 
 def _there(handle: Handle, given: Arguments, memory: Memory) -> Arguments:
-    """Return the arguments where the kernel runs, its weights as it wants them."""
+    """Return the arguments in the kernel's memory, its weights in its layout."""
     there = dict(given)
     for name, value in given.items():
         if hasattr(value, "layout"):
@@ -91,7 +91,7 @@ def _there(handle: Handle, given: Arguments, memory: Memory) -> Arguments:
 
 
 def _proven_error(kernels: Lookups, handle: Handle, case: Case, memory: Memory) -> float:
-    """Prove one case as an audit does, and return its relative L2 error; MusterError says what is wrong."""
+    """Prove one case like an audit, and return its relative L2 error; MusterError describes a failure."""
     (result,) = prove(handle, memory, partial(_find, kernels), lambda one: one is case, seconds=CASE_S)
     if why := why_stuck(memory.device):
         raise DeviceStuck(why)

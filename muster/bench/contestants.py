@@ -1,7 +1,7 @@
-"""Who runs in a measurement: our kernels, the read kernel, and peers that are installed.
+"""The contestants of a measurement: our kernels, the read kernel, and installed peers.
 
-A contestant makes its own copy of the data in its own layout and returns launches over as many cold copies as it needs.
-One that is not installed, or does not take a shape, says so in an :class:`Absent`.
+A contestant copies the data into its own layout and returns launches over enough cold copies. One that is not
+installed, or does not support a shape, returns an :class:`Absent` with the reason.
 """
 
 from collections.abc import Callable
@@ -15,19 +15,19 @@ from kernel_muster.registry.selection.handles import Handle
 from kernel_muster.registry.selection.lookups import Lookups
 
 Role = Literal["floor", "ours", "peer"]
-Launch = Callable[[], Any]  # what it returns nobody reads
+Launch = Callable[[], Any]  # the result is ignored
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One contestant, ready: launches over its copies, its output, and what one launch moves and computes.
+    """One prepared contestant: launches over its copies, its output, and the bytes and operations of one launch.
 
-    ``check`` replaces the judging of ``out`` where a launch changes its own input: it launches by itself, and returns
-    the error.
+    ``check`` replaces the judge of ``out`` if a launch changes its own input. It makes one launch and returns the
+    error.
     """
 
     launches: tuple[Launch, ...]
-    out: Any  # None: nothing is judged
+    out: Any  # None: not judged
     size_bytes: int
     flops: float = 0.0
     is_torch: bool = False
@@ -36,17 +36,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Absent:
-    """Why a contestant does not run."""
+    """The reason why a contestant does not run."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """One who may run: ``make(stream)`` sets it up on the current device. ``handles`` are the kernels it launches.
+    """One contestant: ``make(stream)`` sets it up on the current device. ``handles`` are the kernels it launches.
 
-    ``largest_error`` stands for the problem's: a peer of lower precision is timed too, and the record says its error.
-    One that ``is_slow`` to set up, because it tunes itself for minutes, runs only where it is asked for by name.
+    ``largest_error`` replaces the problem's limit: a peer of lower precision is timed too, and the record gives its
+    error. An ``is_slow`` contestant, with minutes of tuning, runs only if named.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Contestant:
 
     @property
     def source_sha256(self) -> str:
-        """Digest of the source of what it launches; empty for others' kernels."""
+        """Digest of the source of its kernels; empty for other libraries' kernels."""
         return " ".join(sorted({handle.source_sha256 for handle in self.handles}))
 
 
 def read_kernel(kernels: Lookups, size_bytes: int) -> Contestant:
-    """Return the floor: so many bytes, read once."""
+    """Return the floor: a kernel that reads this many bytes once."""
     handle = kernels.kernel("muster_bench", "read_bytes")
 
     def make(stream: Any) -> Entry:
@@ -95,7 +95,7 @@ def _arrays(weight: Any) -> dict[str, Any]:
 
 
 def copied(weight: Any) -> Any:
-    """Return a prepared weight with its arrays elsewhere."""
+    """Return a copy of a prepared weight."""
     return replace(weight, **{name: array.copy() for name, array in _arrays(weight).items()})
 
 

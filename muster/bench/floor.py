@@ -1,4 +1,4 @@
-"""The floor of kernels that write as much as they read, as a local plugin of a measurement."""
+"""The floor of kernels that read and write, as a local plugin of a measurement."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ NAME = "muster_floor"
 VECTOR_BYTES = 16
 _ENTRIES = tuple(EntryPoint(f"move_bytes_{pieces}", ("ptr", "ptr", "i64", "i64")) for pieces in (1, 8))
 _THREADS = 256  # move.cu
-# From here on 8 pieces a thread leave no multiprocessor of any device idle.
+# From this size on, 8 pieces in each thread leave no multiprocessor of any device idle.
 _MANY_VECTORS = 256 * 8 * 160
 
 
@@ -34,7 +34,7 @@ def _expected(arguments: Arguments, dims: Mapping[str, int]) -> Mapping[str, Any
 
 @hookimpl
 def muster_contracts() -> Iterable[Contract]:
-    """Return what the kernel promises: to leave everything as it is."""
+    """Return the kernel's contract: it changes nothing."""
     params = (
         TensorParam("data", "u8", ("B",), "inout"),
         TensorParam("out", "u32", (1,), "inout"),

@@ -1,4 +1,4 @@
-"""The families that ``muster bench`` measures: one line a family, its module imported when it is asked for."""
+"""The families of ``muster bench``: one line for each, with its module imported on demand."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from kernel_muster.bench.timing import ROUNDS, Timer
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.selection.lookups import Lookups
 
-#: Name of a family -> its module, which has ``FAMILY``; in the order they are measured.
+#: Name of a family -> its module with ``FAMILY``, in the order of measurement.
 MODULES = {
     "gemv": "kernel_muster.bench.families.gemv",
     "gemm": "kernel_muster.bench.families.gemm",
@@ -22,20 +22,20 @@ MODULES = {
 
 @dataclass(frozen=True)
 class BenchFamily:
-    """Kernels that are measured alike.
+    """Kernels that share a method of measurement.
 
-    ``problems(kernels, request)`` yields what to measure, one at a time: a problem's memory is free before the next.
-    ``parse_shape(text)`` reads ``--shape``, or raises UsageError saying what is expected.
+    ``problems(kernels, request)`` yields one problem at a time: its memory is free before the next.
+    ``parse_shape(text)`` reads ``--shape``, or raises UsageError with the expected form.
     """
 
     name: str
     problems: Callable[[Lookups, Request], Iterator[Problem]]
-    rows: range  # row counts its kernels take
+    rows: range  # row counts of its kernels
     default_rows: tuple[int, ...]
     parse_shape: Callable[[str], Shape]
 
     def check_rows(self, counts: Sequence[int]) -> None:
-        """Raise UsageError for a row count that no kernel of this family takes."""
+        """Raise UsageError for a row count outside this family."""
         bad = [count for count in counts if count not in self.rows]
         if bad and not self.rows:
             raise UsageError(f"--rows {bad[0]}: {self.name} is measured at the cases of its contract")
@@ -60,7 +60,7 @@ def measure(
     rounds: int = ROUNDS,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Row]:
-    """Measure what a family makes of a request."""
+    """Measure the problems that a family makes of a request."""
     timer = Timer()
     for problem in family.problems(kernels, request):
         if not request.selects(family.name, problem):

@@ -1,4 +1,4 @@
-"""The read kernel as a local plugin of a measurement: it is built, loaded and launched like any kernel."""
+"""The read kernel as a local plugin of a measurement: built, loaded and launched like any kernel."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,7 +26,7 @@ def _expected(arguments: Arguments, dims: Mapping[str, int]) -> Mapping[str, Any
 
 @hookimpl
 def muster_contracts() -> Iterable[Contract]:
-    """Return what the read kernel promises: to leave its output alone."""
+    """Return the contract of the read kernel: it does not change its output."""
     params = (TensorParam("data", "u8", ("B",)), TensorParam("out", "u32", (1,), "inout"))
     signature = Signature(params, multiples=(("B", 16),))
     tolerance = Tolerance(0.0, 0.0, "nothing is computed")

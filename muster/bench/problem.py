@@ -1,4 +1,4 @@
-"""What a family is asked for, and what it gives to be measured."""
+"""Requests to a family, and its problems."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,23 +7,23 @@ from typing import Any
 from kernel_muster.bench.contestants import Contestant
 from kernel_muster.MODEL_toml.manifest import Manifest
 
-#: ``(name, size...)``: a shape as the command's ``--shape`` or a model's dimensions give it.
+#: ``(name, size...)``: a shape from the command's ``--shape`` or a model's dimensions.
 Shape = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command asked for: whose shapes, which row counts, and whether peers run."""
+    """The command's request: the models or shapes, the row counts, and the peers."""
 
     models: tuple[Manifest, ...]
-    shapes: tuple[Shape, ...] = ()  # given by --shape; then the models are not asked
+    shapes: tuple[Shape, ...] = ()  # given by --shape; they replace the models
     rows: tuple[int, ...] = ()
     peers: bool = True
-    named_peers: tuple[str, ...] = ()  # if any, only peers whose name holds one of these, slow ones too
-    only: tuple[str, ...] = ()  # if any, only problems whose names hold one of these
+    named_peers: tuple[str, ...] = ()  # if any, only peers with one of these in their name, slow ones too
+    only: tuple[str, ...] = ()  # if any, only problems with one of these in their names
 
     def wants(self, contestant: Contestant) -> bool:
-        """Whether a contestant shall run: all that are no peers, and the peers that were asked for."""
+        """Whether a contestant shall run: our kernels always, and the requested peers."""
         if contestant.role != "peer":
             return True
         named = any(name.lower() in contestant.name.lower() for name in self.named_peers)
@@ -38,13 +38,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Problem:
-    """One shape at one row count, and who runs on it.
+    """One shape at one row count, with its contestants.
 
-    ``error(out)`` returns an entry's relative error (NaN counting as infinite); a result above ``largest_error`` is not
-    timed. ``floor`` names the contestant whose time all are compared with.
+    ``error(out)`` returns an entry's relative error (NaN counts as infinite). A result above ``largest_error`` is not
+    timed. ``floor`` names the contestant that all are compared with.
     """
 
-    shape: str  # whose: "qwen3.6-27b attn.qkv"
+    shape: str  # with its owner: "qwen3.6-27b attn.qkv"
     size: str  # "14336 x 5120"
     rows: int
     contestants: tuple[Contestant, ...]

@@ -1,4 +1,4 @@
-"""One measurement: everybody is set up, launched once and judged; those who are right are timed in turn."""
+"""One measurement: all contestants are set up, launched once and judged; the right ones are timed in turn."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -12,13 +12,13 @@ from kernel_muster.registry.errors import DeviceStuck
 from kernel_muster.registry.hardware.stuck import mark_stuck, why_stuck
 from kernel_muster.registry.plugin_code.watch import watched
 
-#: For the launches of one contestant over all its copies, which take milliseconds; what tunes itself has done so.
+#: For one contestant's launches over all its copies, which take milliseconds; tuning is finished by then.
 LONGEST_WAIT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contestant at one shape and row count. Without ``us`` it did not run, and ``note`` says why."""
+    """One contestant at one shape and row count. Without ``us`` it did not run, and ``note`` gives the reason."""
 
     family: str
     shape: str
@@ -64,7 +64,7 @@ def race(timer: Timer, family: str, problem: Problem, rounds: int = ROUNDS) -> I
 
 
 def _admitted(contestant: Contestant, problem: Problem, timer: Timer) -> tuple[Entry | None, float | None, str]:
-    """Set a contestant up, launch it over all its copies, so that everything is compiled, and judge it."""
+    """Set a contestant up, launch it over all its copies to compile everything, and judge it."""
     try:
         entry = contestant.make(timer.stream)
         if isinstance(entry, Absent):
@@ -118,7 +118,7 @@ def _with_time(row: Row, timed: Timed, entry: Entry, floor: float | None) -> Row
 
 
 def _synchronize(who: str) -> None:
-    """Wait for the device; DeviceStuck where what was launched does not end."""
+    """Wait for the device; DeviceStuck if a launch does not end."""
     import cupy
 
     ordinal = int(cupy.cuda.runtime.getDevice())
@@ -126,7 +126,7 @@ def _synchronize(who: str) -> None:
 
 
 def wait_in_time(ordinal: int, wait: Callable[[], None], by: str, seconds: float) -> None:
-    """Wait for a device; DeviceStuck names what does not end there, and the device is given up."""
+    """Wait for a device; after ``seconds``, raise DeviceStuck with the launch's name and give the device up."""
     outcome = watched(wait, seconds, by)
     if outcome.error is not None:
         raise outcome.error
@@ -136,7 +136,7 @@ def wait_in_time(ordinal: int, wait: Callable[[], None], by: str, seconds: float
 
 
 def free_memory() -> None:
-    """Give memory back between problems, to CuPy's pool and torch's alike."""
+    """Free memory between problems, of CuPy's pool and of torch."""
     import sys
 
     import cupy

@@ -1,4 +1,4 @@
-"""Records: what was measured, on what, with what, when and by which command; as JSON, and as a Markdown table."""
+"""Records: results with device, software, date and command; as JSON, and as a Markdown table."""
 
 import hashlib
 import json
@@ -14,14 +14,14 @@ from kernel_muster.bench.race import Row
 from kernel_muster.registry.hardware.target import Target
 
 SCHEMA = "kernel-muster/bench"
-#: 2.0: rows of any family, with a role and a size text; 1.0 had the GEMV's only.
+#: 2.0: rows of any family, with a role and a size text; 1.0 had only the GEMV's.
 VERSION = "2.0"
 METHOD = (
     "CUDA graph replays over copies that exceed the L2 (>= 320 MiB), plain launches, all contestants of a shape in "
     "turn; median of the rounds; correctness (relative L2 error against float64) first. read = a kernel that only "
     "reads the same bytes, timed in the same call."
 )
-#: What is otherwise where the small kernels are among the rows.
+#: Differences of method if the small kernels are among the rows.
 _SMALL = (
     " small: at most 40 copies of all arguments, so that what is smaller than 8 MiB is partly found in L2, as in a "
     "step; move = a kernel that reads the same bytes and writes as many back as ours writes; empty = a launch that "
@@ -51,7 +51,7 @@ def record_of(rows: Sequence[Row], target: Target, command: str) -> dict[str, An
 
 
 def _digest(rows: Sequence[Row]) -> str:
-    """Return one digest over the sources of all kernels of ours that ran."""
+    """Return one digest over the sources of all measured kernels of this project."""
     sources = sorted({row.source_sha256 for row in rows if row.source_sha256})
     return hashlib.sha256("\n".join(sources).encode()).hexdigest()
 
@@ -61,7 +61,7 @@ def _plain(row: Row) -> dict[str, Any]:
 
 
 def to_json(record: dict[str, Any]) -> str:
-    """Return a record as JSON, one row a line, so that a change of one shows as one."""
+    """Return a record as JSON, one row in each line, so that a diff shows single rows."""
     head = {key: value for key, value in record.items() if key != "rows"}
     lines = ",\n  ".join(json.dumps(row) for row in record["rows"])
     return json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n  {lines}\n ]\n}}\n'
@@ -85,7 +85,7 @@ def to_markdown(record: dict[str, Any]) -> str:
 
 
 def _table(rows: _Group) -> list[str]:
-    """Return a line for each kernel of ours at each shape and row count, with the floor and the peers beside it."""
+    """Return a line for each of our kernels at each shape and row count, with the floor and the peers."""
     floors = list(dict.fromkeys(row["contestant"] for row in rows if row["role"] == "floor"))
     peers = list(dict.fromkeys(row["contestant"] for row in rows if row["role"] == "peer"))
     is_one = _share_a_column(rows, peers)
@@ -111,7 +111,7 @@ def _table(rows: _Group) -> list[str]:
 
 
 def _share_a_column(rows: _Group, peers: list[str]) -> bool:
-    """Whether several peers share a column: where none of them stands at every place."""
+    """Whether several peers share a column: if none of them has a result at every place."""
     places = {(row["shape"], row["size"], row["rows"]) for row in rows}
     stands = [{(row["shape"], row["size"], row["rows"]) for row in rows if row["contestant"] == one} for one in peers]
     return len(peers) > 1 and places not in stands

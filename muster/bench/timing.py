@@ -1,8 +1,8 @@
 """Timing on a device: cold L2, graph replays, interleaved, median and spread.
 
 One replay runs a kernel over copies of its data that together exceed the L2, for at least 0.4 ms. Replays of all
-contestants alternate, so that clocks and neighbours hit all alike. CUDA events on one stream; nothing allocates,
-compiles or tunes while the clock runs.
+contestants alternate, so that clocks and neighbours affect all equally. CUDA events on one stream; no allocation,
+compilation or tuning during the timing.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 _Name = TypeVar("_Name", bound=Hashable)
 
-#: More than twice the L2 of any device so far, so that nothing of the last round is left.
+#: More than twice the L2 of any device so far, so that no data of the last round is left.
 COLD_BYTES = 320 * 2**20
 SHORTEST_REPLAY_US = 400.0
 ROUNDS = 25
@@ -28,7 +28,7 @@ class Graph(Protocol):
 
 @dataclass(frozen=True)
 class Timed:
-    """Microseconds a launch: median, the extremes, and half the distance of the quartiles over the median."""
+    """Microseconds of a launch: median, extremes, and half the interquartile range over the median."""
 
     us: float
     us_min: float
@@ -47,7 +47,7 @@ class Timer:
         self.stream = cupy.cuda.Stream(non_blocking=True)
 
     def capture(self, launches: Sequence[Callable[[], None]], times: int) -> Graph:
-        """Capture launches of ours, in order, ``times`` over."""
+        """Capture launches of our kernels, in order, ``times`` over."""
         with self.stream:
             self.stream.begin_capture()
             for _ in range(times):
@@ -57,7 +57,7 @@ class Timer:
         return _CupyGraph(graph, self.stream)
 
     def capture_torch(self, launches: Sequence[Callable[[], None]], times: int) -> Graph:
-        """Capture launches of torch: its allocator must know of the capture."""
+        """Capture launches of torch: its allocator must be prepared for the capture."""
         import torch
 
         stream = torch.cuda.ExternalStream(self.stream.ptr)
@@ -78,7 +78,7 @@ class Timer:
         return float(self._cupy.cuda.get_elapsed_time(start, end)) * 1e3
 
     def race(self, graphs: Mapping[_Name, tuple[Graph, int]], rounds: int = ROUNDS) -> dict[_Name, Timed]:
-        """Time graphs of so many launches each, in turn."""
+        """Time graphs, given with their numbers of launches, in turn."""
         taken: dict[_Name, list[float]] = {name: [] for name in graphs}
         for graph, _ in graphs.values():
             self.once(graph)
@@ -89,12 +89,12 @@ class Timer:
 
 
 def copies_of(size_bytes: int, most: int = 160) -> int:
-    """Return how many copies of some data are cold."""
+    """Return the number of copies needed for cold data."""
     return max(2, min(most, math.ceil(COLD_BYTES / max(size_bytes, 1))))
 
 
 def repeats_of(size_bytes: int, copies: int, bytes_per_us: float = 4.5e6) -> int:
-    """Return how often to go round the copies, so that a replay is long enough even at the speed of memory."""
+    """Return the number of rounds over the copies for a replay of sufficient length, even at the speed of memory."""
     one_round_us = copies * (1.5 + size_bytes / bytes_per_us)
     return max(1, math.ceil(SHORTEST_REPLAY_US / one_round_us))
 

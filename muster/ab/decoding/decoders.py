@@ -1,4 +1,4 @@
-"""What a comparison asks of a decoder; the decode engine as one, and a model that decodes itself."""
+"""The decoder interface of a comparison; the decode engine, and models that decode themselves."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +28,9 @@ NO_DRAFTS = "--drafts: this model decodes itself, and nothing drafts for it: lea
 
 @frozen(kw_only=True)
 class Decoded:
-    """Greedy tokens of each prompt, the BF16 rows ``(V,)`` on the host that chose them (if kept), and wall seconds.
+    """Greedy tokens of each prompt, the BF16 rows ``(V,)`` on the host that gave them (if kept), and wall seconds.
 
-    ``step_s`` are steps after the prefill, all sequences together; ``verify_s`` those that drafted and verified.
+    ``step_s`` are steps after the prefill, all sequences together; ``verify_s`` those with drafts and verification.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -44,24 +44,24 @@ class Decoded:
 
 
 class Decoder(Protocol):
-    """Decodes some prompts together, greedily, plain or with so many drafts a step."""
+    """Decodes some prompts together, greedily, with or without drafts in each step."""
 
     def prepare(self, sequences: int) -> None:
-        """Make the step for so many sequences ready, once."""
+        """Prepare the step for this number of sequences, once."""
 
     def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, *, keep_logits: bool = False, drafts: int = 0
     ) -> Decoded:
-        """Return so many new tokens behind each prompt."""
+        """Return ``new_tokens`` tokens for each prompt."""
 
     def close(self) -> None:
-        """Give memory back."""
+        """Free memory."""
 
 
 class ReadsAlone(Model):
-    """A model that reads each prompt in passes of its own, whose kernels therefore do not depend on other prompts.
+    """A model that reads each prompt in separate passes, so that its kernels do not depend on other prompts.
 
-    So that what C sequences change, they change in decode.
+    Effects of C sequences then arise in decode alone.
     """
 
     def prefill(
@@ -77,7 +77,7 @@ class ReadsAlone(Model):
 
 
 def is_model(built: object) -> bool:
-    """Whether a builder made what the built-in one makes. Of any other object nothing is asked but one method."""
+    """Whether a builder made a built-in model. Of other objects only one method is used."""
     return issubclass(type(built), Model)
 
 
@@ -92,7 +92,7 @@ def decodes_itself(built: object) -> bool:
 
 
 def undecodable(built: object) -> str:
-    """Say why commands cannot decode what a builder made, whose plan will do; empty if they can."""
+    """Return the reason why commands cannot decode a builder's model, even a plan; empty if they can."""
     if is_model(built) or decodes_itself(built):
         return ""
     if issubclass(type(built), Drafter):
@@ -113,10 +113,10 @@ def _reads_alone(model: Model) -> ReadsAlone:
 def decoder_of(
     model: Any, levers: Levers, sequences: int, context: int, vocab: int | None, on_steps: Callable[[], None]
 ) -> "tuple[Any, Decoder]":
-    """Return a built model as it decodes, and what decodes with it; MusterError if nothing does.
+    """Return a built model in its decoding form, and its decoder; MusterError if there is none.
 
-    ``on_steps`` is called when a run's prefill is over; a model that decodes itself is all steps. ``vocab`` is how many
-    logits its rows have; None where its manifest does not say.
+    ``on_steps`` is called after a run's prefill; for a model that decodes itself, all is steps. ``vocab`` is the number
+    of logits in a row; None if the manifest does not give it.
     """
     if why := undecodable(model):
         raise MusterError(why)
@@ -127,18 +127,18 @@ def decoder_of(
 
 
 class OwnDecoder:
-    """A model that decodes itself. What it returns is checked; its time, prompts included, counts as its steps'."""
+    """A model that decodes itself. Its results are checked; its time, prompts included, counts as its steps'."""
 
     def __init__(self, model: DecodesItself, vocab: int | None, on_steps: Callable[[], None]) -> None:
         self._model, self._vocab, self._on_steps = model, vocab, on_steps
 
     def prepare(self, sequences: int) -> None:
-        """Do nothing: nothing is recorded."""
+        """No effect: nothing is recorded."""
 
     def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, *, keep_logits: bool = False, drafts: int = 0
     ) -> Decoded:
-        """Return so many new tokens behind each prompt; MusterError for what is not what the protocol says."""
+        """Return ``new_tokens`` tokens for each prompt; MusterError if the result violates the protocol."""
         if drafts:
             raise UsageError(NO_DRAFTS)
         self._on_steps()
@@ -150,13 +150,13 @@ class OwnDecoder:
         return Decoded(tokens=tokens, logits=logits if keep_logits else (), step_s=step_s)
 
     def close(self) -> None:
-        """Do nothing: the model holds what it has."""
+        """No effect: the model keeps its memory."""
 
 
 def _checked(
     made: Any, prompts: int, new_tokens: int, vocab: int | None
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[Any, ...]]:
-    """Return tokens and logits as tuples; MusterError if they are not as many, or no likeliest tokens."""
+    """Return tokens and logits as tuples; MusterError for a wrong count, or a token that is not the likeliest."""
     if not isinstance(made, tuple) or len(made) != 2:
         raise MusterError(f"decode_greedily returned a {type(made).__name__}, expected a tuple (tokens, logits)")
     try:
@@ -175,9 +175,9 @@ def _checked(
 
 
 def _taken(part: Any, prompts: int, new_tokens: int) -> tuple[tuple[Any, ...], ...]:
-    """Return what is there for each prompt, and one more where there is too much: an iterator may have no end.
+    """Return one part for each prompt, and one more if there are too many: an iterator may be endless.
 
-    Rows are copied as they come: a model may write the next ones, or another run's, into the same memory.
+    Rows are copied on arrival: a model may reuse their memory for the next rows, or for another run.
     """
     return tuple(
         tuple(np.array(one) if _is_array(one) else one for one in islice(row, new_tokens + 1))
@@ -186,12 +186,12 @@ def _taken(part: Any, prompts: int, new_tokens: int) -> tuple[tuple[Any, ...], .
 
 
 def _is_array(row: Any) -> bool:
-    """Whether it is an array of which every value counts."""
+    """Whether it is an array without masked values."""
     return isinstance(row, np.ndarray) and not isinstance(row, np.ma.MaskedArray)
 
 
 def _is_floats(dtype: np.dtype[Any]) -> bool:
-    """Whether a type is one of floats, ml_dtypes' too, that FP64 holds."""
+    """Whether FP64 holds all values of a float type, also of ml_dtypes."""
     try:
         finfo(dtype)  # type: ignore[no-untyped-call]
     except ValueError:
@@ -200,7 +200,7 @@ def _is_floats(dtype: np.dtype[Any]) -> bool:
 
 
 def _unlikely(token: Any, row: Any, vocab: int | None) -> str:
-    """Say why a token is not the likeliest of a row of logits; empty if it is, or if some are no numbers."""
+    """Return the reason why a token is not the likeliest of a row of logits; empty if it is."""
     if not _is_array(row) or row.ndim != 1 or not len(row) or not _is_floats(row.dtype):
         shown = f"{row.dtype} {row.shape}" if _is_array(row) else type(row).__name__
         return f"logits are {shown}, expected a NumPy array (V,) of floats"
@@ -215,9 +215,9 @@ def _unlikely(token: Any, row: Any, vocab: int | None) -> str:
 
 
 class EngineDecoder:
-    """Decodes with the engine: one recorded step a number of sequences, a graph on a device.
+    """Decodes with the engine: one recorded step for each number of sequences, a graph on a device.
 
-    ``on_steps`` is called when the prefill of a plain run is over.
+    ``on_steps`` is called after the prefill of a run without drafts.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class EngineDecoder:
         self._engine.on_steps = on_steps
 
     def draft_with(self, drafter: Drafter, levers: Levers) -> None:
-        """Let a drafter draft in the place of the MTP head, as many tokens a step as it makes."""
+        """Use a drafter in place of the MTP head, with its own number of drafts in each step."""
         self._drafter = drafter, levers
 
     def _proposer(self, drafts: int) -> Proposer | None:
@@ -242,13 +242,13 @@ class EngineDecoder:
         return DflashProposer(drafter, levers, self._sizes)
 
     def prepare(self, sequences: int) -> None:
-        """Record the step for so many sequences."""
+        """Record the step for this number of sequences."""
         self._engine.prepare([sequences])
 
     def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, *, keep_logits: bool = False, drafts: int = 0
     ) -> Decoded:
-        """Return so many new tokens behind each prompt."""
+        """Return ``new_tokens`` tokens for each prompt."""
         engine = self._engine
         engine.has_begun = False
         found = engine.generate(
@@ -266,18 +266,18 @@ class EngineDecoder:
         )
 
     def close(self) -> None:
-        """Give the engine's memory back."""
+        """Free the engine's memory."""
         self._engine.close()
 
 
 class _Watched(DecodeEngine):
-    """An engine that says when the first step of a run begins."""
+    """An engine that reports the first step of a run."""
 
     on_steps: Callable[[], None] = staticmethod(lambda: None)
     has_begun = False
 
     def enqueue(self, *arguments: Any, **options: Any) -> CapturedStep:
-        """Enqueue a step, as the engine does."""
+        """Enqueue a step, like the engine."""
         if not self.has_begun:
             self.has_begun = True
             self.on_steps()

@@ -1,7 +1,7 @@
 """Prompts as token ids: from text, from files, or made from a seed.
 
-There is no tokenizer here: the bytes of a text are its tokens, which serves as well as words where weights are
-synthetic. Whoever has a tokenizer gives ids.
+There is no tokenizer: the bytes of a text are its tokens. With synthetic weights bytes serve as well as words. Callers
+with a tokenizer pass ids.
 """
 
 import json
@@ -13,29 +13,29 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
 
 Prompt = tuple[int, ...]
-#: Rows of made prompts, by turns. All are more than the widest batch tier, so that prefill takes kernels of its own;
-#: from 33 rows on attention goes in tiles and the delta rule in chunks of 64, of which the longest needs two. A host
-#: reads rows one by one, so that others are short.
+#: Rows of made prompts, by turns. All exceed the widest batch tier, so that prefill uses its own kernels. From 33 rows
+#: on, attention uses tiles and the delta rule chunks of 64; the longest prompt needs two chunks. Short ones are for
+#: hosts, which read rows one by one.
 MADE_TOKENS = (72, 20, 40, 20)
 _MOST_BYTES = 1 << 20
-#: A vocabulary that takes every id, where no model is known yet.
+#: A vocabulary for all ids, before a model is known.
 _ANY = 1 << 31
 
 
 @frozen
 class Prompts:
-    """Distinct prompts, and where they come from in words."""
+    """Distinct prompts, and their origin in words."""
 
     prompts: tuple[Prompt, ...]
     origin: str
 
     def take(self, count: int) -> tuple[Prompt, ...]:
-        """Return a prompt for each sequence; from the beginning again where there are fewer prompts."""
+        """Return a prompt for each sequence, starting again after the last one."""
         return tuple(self.prompts[at % len(self.prompts)] for at in range(count))
 
 
 def made_prompts(count: int, vocab: int, seed: int) -> Prompts:
-    """Make prompts from a seed, all different, so that no two sequences ask for the same experts."""
+    """Make prompts from a seed, all different, so that no two sequences use the same experts."""
     rng = random.Random(seed)  # noqa: S311  (nothing secret: the same prompts for the same seed)
     rows = [MADE_TOKENS[at % len(MADE_TOKENS)] for at in range(count)]
     found = tuple(tuple(rng.randrange(vocab) for _ in range(tokens)) for tokens in rows)
@@ -48,9 +48,9 @@ def _lengths(prompts: Sequence[Prompt]) -> str:
 
 
 def read_prompts(texts: Sequence[str], vocab: int, whole: int | None = None) -> Prompts:
-    """Read ``--prompt`` values: text, a file with a prompt a line, or a .json file with texts or lists of ids.
+    """Read ``--prompt`` values: text, a file with one prompt in each line, or a .json file with texts or lists of ids.
 
-    ``whole`` is the vocabulary at full size, where the model has been reduced.
+    ``whole`` is the vocabulary at full size of a reduced model.
     """
     hint = f"; this model of reduced size has {vocab} tokens, --full all {whole}" if whole and whole > vocab else ""
     found = [prompt for text in texts for prompt in _read(text, vocab, hint)]
@@ -68,7 +68,7 @@ def check_count(texts: Sequence[str], sequences: int) -> None:
 
 
 def longest_prompt(texts: Sequence[str]) -> int:
-    """Return the tokens of the longest prompt, given or made, whatever the vocabulary; UsageError as for reading."""
+    """Return the length of the longest prompt, given or made, for any vocabulary; UsageError as for reading."""
     return max(map(len, read_prompts(texts, _ANY).prompts)) if texts else max(MADE_TOKENS)
 
 
@@ -88,7 +88,7 @@ def _read(text: str, vocab: int, hint: str) -> list[Prompt]:
 
 
 def _check_no_path(text: str, path: Path) -> None:
-    """Refuse what looks like a path and is no file: a misspelt one would be taken for the prompt itself."""
+    """Refuse a path without a file: a misspelt one would count as the prompt itself."""
     try:
         exists = path.exists()
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
 """Models at reduced size: the same layers, kernels and policies, with dimensions that the host decodes in moments.
 
-A reduced model keeps what decides which kernels are asked for: kinds of layers, gating, norms, routing, rotary
-positions, the multi-token-prediction head, quantisation. Only the tiles of a deep K need the width of the whole model.
-It says nothing about quality and nothing about speed at full size.
+A reduced model keeps everything that decides the lookups: kinds of layers, gating, norms, routing, rotary positions,
+the multi-token-prediction head, quantisation. Only the tiles of a deep K need the full width. A reduced model gives no
+information about quality or speed at full size.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,23 +14,23 @@ from kernel_muster.MODEL_toml.schema import ModelTable
 from kernel_muster.registry.errors import UsageError
 
 Limits = Mapping[str, Mapping[str, int]]
-#: Largest values at reduced size, by table. Depths stay multiples of 16 (the NVFP4 group), sizes of heads and states
-#: are the smallest that every kernel of attention and of the delta rule is written for, those of experts suit the K
-#: step of 64, and a vocabulary of 256 takes the bytes of any text.
+#: Largest values at reduced size, by table. Depths stay multiples of 16 (the NVFP4 group). Sizes of heads and states
+#: are the smallest that all kernels of attention and of the delta rule support. Those of experts fit the K step of 64.
+#: A vocabulary of 256 holds the bytes of any text.
 HOST: Limits = {
     "": {"hidden_size": 64, "vocab_size": 256, "intermediate_size": 128},
     "attention": {"heads": 4, "kv_heads": 2, "head_dim": 128},
     "gdn": {"key_heads": 1, "key_dim": 128, "value_heads": 2, "value_dim": 32},
     "moe": {"experts": 8, "top_k": 2, "intermediate_size": 64, "shared_intermediate_size": 64},
 }
-#: On a device rows begin at multiples of 16 bytes, and states are as wide as every model's.
+#: On a device, rows begin at multiples of 16 bytes, and states have the width of every model.
 DEVICE: Limits = {
     "": {"hidden_size": 256, "vocab_size": 512, "intermediate_size": 512},
     "attention": {"heads": 4, "kv_heads": 2, "head_dim": 128},
     "gdn": {"key_heads": 2, "key_dim": 128, "value_heads": 8, "value_dim": 128},
     "moe": {"experts": 16, "top_k": 4, "intermediate_size": 128, "shared_intermediate_size": 128},
 }
-#: A drafter's block, and the context that it keeps, at reduced size: a window that a run of a few dozen tokens leaves.
+#: A drafter's block and context at reduced size: a run of a few dozen tokens exceeds this window.
 _DRAFTS, _WINDOW = 4, 32
 
 
@@ -49,7 +49,7 @@ def reduced(manifest: Manifest, limits: Limits = HOST) -> Manifest:
 
 
 def with_layers(manifest: Manifest, layers: int) -> Manifest:
-    """Return a manifest whose model has fewer layers, of full width; UsageError where the pattern does not allow it."""
+    """Return a manifest with fewer layers, of full width; UsageError if the pattern does not allow it."""
     pattern, most = manifest.model.layer_pattern or (), manifest.model.num_layers or 0
     step = max(len(pattern), 1)
     if not 0 < layers <= most or layers % step:
@@ -58,7 +58,7 @@ def with_layers(manifest: Manifest, layers: int) -> Manifest:
 
 
 def sizing(*, is_reduced: bool, layers: int | None, limits: Limits = HOST) -> Callable[[Manifest], Manifest]:
-    """Return how large models are built: with so many layers, or small, or as their manifests say."""
+    """Return the size of models: with a number of layers, reduced, or as in their manifests."""
 
     def size(manifest: Manifest) -> Manifest:
         manifest = manifest if layers is None else with_layers(manifest, layers)
@@ -68,10 +68,10 @@ def sizing(*, is_reduced: bool, layers: int | None, limits: Limits = HOST) -> Ca
 
 
 def fitted_drafter(manifest: Manifest, full: Manifest, sized: Manifest, limits: Limits | None) -> Manifest:
-    """Return a drafter's manifest that fits its target at the size that it has: as it is beside one of full size.
+    """Return a drafter's manifest that fits its target's size as the original fits the full size.
 
-    Beside fewer layers it reads those at the same share of the way. ``limits`` are those of a target of reduced size:
-    then the drafter is reduced too, and drafts few tokens from a short window. What is malformed its builder refuses.
+    Beside fewer layers it reads layers at the same relative depth. ``limits`` are those of a reduced target: then the
+    drafter is reduced too, with few drafts and a short window. Malformed manifests are left to its builder.
     """
     dflash = dict(manifest.dflash)
     layers, last = len(sized.model.layer_kinds), len(full.model.layer_kinds) - 1
@@ -86,7 +86,7 @@ def fitted_drafter(manifest: Manifest, full: Manifest, sized: Manifest, limits: 
 
 
 def size_text(full: Manifest, sized: Manifest) -> str:
-    """Say what was reduced, dimension by dimension; empty for a model of full size."""
+    """Return the reductions, dimension by dimension; empty for a model of full size."""
     before, after = _flat(full.model.model_dump()), _flat(sized.model.model_dump())
     changed = [f"{name} {before[name]} -> {after[name]}" for name in before if before[name] != after[name]]
     return ", ".join(changed)
@@ -109,7 +109,7 @@ def _limit(table: dict[str, Any], most: Mapping[str, int]) -> None:
 
 
 def _fit_sections(rope: dict[str, Any], head_dim: int) -> None:
-    """Share the frequencies that a smaller head has between the sections, as evenly as before."""
+    """Divide the frequencies of a smaller head among the sections in the old proportions."""
     sections = rope["mrope_sections"]
     if not sections:
         return

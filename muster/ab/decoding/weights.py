@@ -1,4 +1,4 @@
-"""The weights that both arms read: from a checkpoint, or random from a seed, so that every kernel's work shows."""
+"""The weights of both arms: from a checkpoint, or random from a seed, scaled so that every kernel's work shows."""
 
 import re
 from collections.abc import Iterable
@@ -8,8 +8,8 @@ from kernel_muster.models.weights.random_weights import RandomWeights
 from kernel_muster.models.weights.source import WeightSource
 from kernel_muster.registry.errors import UsageError
 
-#: Norms that multiply by the weight itself are put around one, as trained ones are: around zero they would silence
-#: whatever stands before them. In a delta net they do so in every model.
+#: Norms that multiply by the weight itself lie around one, like trained ones: around zero they would silence their
+#: input. In a delta net they do so in every model.
 _PLAIN = (".gdn.norm",)
 _ALL = ("norm", "norm.weight")
 _NUMBER = re.compile(r"\d+")
@@ -29,9 +29,9 @@ def weights_of(
 
 
 def unread_tensors(weights: WeightSource) -> tuple[str, ...]:
-    """Name the tensors of a checkpoint that a builder asked for nothing of; none where it asked for nothing at all.
+    """Name the tensors of a checkpoint that a builder did not read; none for a builder that read no tensor at all.
 
-    Such a builder reads the checkpoint in a way of its own.
+    Such a builder reads the checkpoint in another way.
     """
     report = getattr(weights, "report", None)  # random weights have none
     found = report() if report is not None else None
@@ -39,7 +39,7 @@ def unread_tensors(weights: WeightSource) -> tuple[str, ...]:
 
 
 def folded_names(names: Iterable[str], most: int) -> list[str]:
-    """Return names of tensors, those that differ in numbers alone as one, up to so many."""
+    """Return names of tensors, with names that differ only in numbers folded, up to ``most``."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(_NUMBER.sub("*", name), []).append(name)
@@ -48,10 +48,10 @@ def folded_names(names: Iterable[str], most: int) -> list[str]:
 
 
 def weights_text(folder: Path | None, seed: int) -> str:
-    """Say where weights come from."""
+    """Return the origin of the weights."""
     return f"random from seed {seed}" if folder is None else f"the checkpoint in {folder}"
 
 
 def drafter_weights_of(folder: Path | None, seed: int, *, is_zero_centred: bool) -> WeightSource:
-    """Return the source of a drafter. Its layers are called like the target's: random ones come from the next seed."""
+    """Return the source of a drafter. Its layers share names with the target's: random ones use the next seed."""
     return weights_of(folder, seed + 1, is_zero_centred=is_zero_centred, option="--drafter-weights")

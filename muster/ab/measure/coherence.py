@@ -1,7 +1,7 @@
-"""Coherence of a greedy text, as far as ids tell: how much repeats, and whether it ended in a loop. It informs only.
+"""Coherence of a greedy text from its ids: the share of repetition, and a loop at the end. It informs only.
 
-A model with synthetic weights has no coherence to lose; with trained weights an arm that loops where the other does
-not is worth a look, and never a verdict.
+A model with synthetic weights has no coherence to lose. With trained weights, an arm that loops while the other does
+not deserves attention, but is never a verdict.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _LEAST_ROUNDS = 3
 
 @frozen
 class Coherence:
-    """``repeated``: share of 4-grams that stood there before; ``loop``: tokens of the loop it ends in, else 0."""
+    """``repeated``: share of 4-grams seen before; ``loop``: tokens of the final loop, else 0."""
 
     repeated: float
     loop: int
@@ -34,7 +34,7 @@ def _repeated(row: Sequence[int]) -> float:
 
 
 def loop_at_end(row: Sequence[int]) -> int:
-    """Return how many tokens at the end are one piece over and over, at least three times; 0 if none."""
+    """Return the length of a piece that repeats at the end at least three times; 0 if there is none."""
     best = 0
     for period in range(1, len(row) // _LEAST_ROUNDS + 1):
         length = period

@@ -1,17 +1,16 @@
-"""Logits compared: bits, where two runs part, and how far their distributions are from each other.
+"""Comparison of logits: bits, the position where two runs part, and the distance of their distributions.
 
-Only positions with the same context are compared: those up to the first token in which two greedy runs differ. There
-the token differs, and the logits that chose it had the same context still.
+Only positions with the same context are compared: up to and including the first token in which two greedy runs differ.
+The logits of that token still had the same context.
 
 **Top-k KL**: the divergence of the other arm's next-token distribution from the reference's, over the reference's k
 likeliest tokens and one bin for all others, in nats.
 
-The KL that rounding alone explains is measured: :mod:`kernel_muster.ab.nudge.nudging`. The KL of two
-distributions whose logits differ by e is Var(e) / 2 to second order, so that MARGIN = 4 allows twice the deviation of
-the measured one.
+The KL from rounding alone is measured: :mod:`kernel_muster.ab.nudge.nudging`. If the logits of two distributions differ
+by e, their KL is Var(e) / 2 to second order. MARGIN = 4 therefore allows twice the measured deviation.
 
 **Unrelated**: the KL of the reference's own distributions at neighbouring positions, which have different contexts.
-What computes garbage is that far off, whatever the garbage is.
+Any garbage is that far off.
 """
 
 import hashlib
@@ -25,17 +24,17 @@ from numpy.typing import NDArray
 
 TOP_K = 64
 MARGIN = 4.0
-#: A median of fewer positions is the word of one of them: a sequence whose text parts at once has no more.
+#: A median of fewer positions is the value of one of them: a sequence that parts at once has no more.
 LEAST = 4
-#: Two logits that are this close, relative to the larger, may change places by rounding: two units in the last place.
+#: Rounding may swap two logits this close, relative to the larger: two units in the last place.
 NEAR_TIE = 2.0**-6
-#: Rounding moves no position further than so many medians, where nothing routes: 10 or less in reduced models of every
-#: kind, 50 to 130 positions each; the largest of few positions says less than that.
+#: Without routing, rounding moves no position further than this many medians: 10 or less in reduced models of every
+#: kind, 50 to 130 positions each. The largest of few positions is a weaker bound.
 SPREAD = 10.0
 
 
 def digest(row: Any) -> bytes:
-    """Return what tells the bits of a row of logits from any others."""
+    """Return a digest of the bits of a row of logits."""
     return hashlib.blake2b(np.ascontiguousarray(row).tobytes(), digest_size=16).digest()
 
 
@@ -45,7 +44,7 @@ def digests(rows: Sequence[Sequence[Any]]) -> tuple[tuple[bytes, ...], ...]:
 
 
 def not_finite(rows: Sequence[Sequence[Any]]) -> str:
-    """Say which of the logits of each sequence are no finite numbers, the first row that has some; empty if none."""
+    """Describe the first row of each sequence with logits that are not finite; empty if there are none."""
     for sequence, row in enumerate(rows):
         for at, values in enumerate(row):
             bad = int((~np.isfinite(np.asarray(values).astype(np.float32))).sum())
@@ -55,9 +54,9 @@ def not_finite(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def is_flat(rows: Sequence[Sequence[Any]]) -> bool:
-    """Whether every row of logits holds one number over and over, so that nothing chooses a token; of one logit, never.
+    """Whether every row of logits is constant, so that no token is chosen; never for a single logit.
 
-    What is no number is told by itself.
+    NaN and infinities are reported separately.
     """
     every = [np.asarray(values) for row in rows for values in row]
     return bool(every) and all(len(values) > 1 and bool((values == values[0]).all()) for values in every)
@@ -80,7 +79,7 @@ def log_softmax(row: Any) -> NDArray[np.float64]:
 
 
 def top_k_kl(reference: Any, other: Any, k: int = TOP_K) -> float:
-    """Return the top-k KL of one row of logits from the reference's; infinite where one of them is not finite."""
+    """Return the top-k KL of one row of logits from the reference's; infinite if one is not finite."""
     if not all(np.isfinite(np.asarray(row).astype(np.float64)).all() for row in (reference, other)):
         return float("inf")
     p, q = log_softmax(reference), log_softmax(other)
@@ -93,14 +92,14 @@ def top_k_kl(reference: Any, other: Any, k: int = TOP_K) -> float:
 
 
 def gap(row: Any, token: int) -> float:
-    """Return by how much a token's logit is below the largest: in nats, for it is their log-probabilities' too."""
+    """Return the distance of a token's logit from the largest, in nats: log-probabilities have the same distance."""
     values = np.asarray(row).astype(np.float64)
     found = float(values.max() - values[token])
     return found if np.isfinite(found) else float("inf")
 
 
 def margin(row: Any, token: int) -> float:
-    """Return how far a token's logit is below the largest, relative to that."""
+    """Return the distance of a token's logit from the largest, relative to that."""
     found = gap(row, token)
     return found / abs(float(np.asarray(row).astype(np.float64).max())) if found else 0.0
 
@@ -111,7 +110,7 @@ def is_near_tie(row: Any, token: int) -> bool:
 
 
 def reach(reference: Any, other: Any, k: int = TOP_K) -> float:
-    """Return how far the logits of the reference's k likeliest tokens moved against each other, in nats."""
+    """Return the movement of the logits of the reference's k likeliest tokens against each other, in nats."""
     one, moved = (np.asarray(row).astype(np.float64) for row in (reference, other))
     chosen = np.argpartition(one, -min(k, one.size))[-min(k, one.size) :]
     found = float(np.ptp((moved - one)[chosen]))
@@ -128,11 +127,11 @@ def unrelated_kl(rows: Sequence[Sequence[Any]], k: int = TOP_K) -> float:
 class Distance:
     """One run's logits against the reference's, over positions of one context.
 
-    ``worst`` is the largest median of a sequence that has LEAST positions, 0 if none has; ``largest`` the KL of one
-    position, which ``largest_at`` names as sequence and token. ``divergence`` is the first token that differs in any of
-    the ``diverged`` sequences, counted from 0; ``is_tie`` whether the reference was undecided wherever one did. If not,
-    ``parted`` is where it was decided most, by ``gap`` nats. ``reach`` is how far likely tokens moved against each
-    other, at most.
+    ``worst`` is the largest median of a sequence with LEAST positions, 0 if there is none. ``largest`` is the KL of one
+    position, and ``largest_at`` its sequence and token. ``divergence`` is the first differing token in any of the
+    ``diverged`` sequences, counted from 0; ``is_tie`` is true if the reference had a near tie in each of them.
+    Otherwise ``parted`` is the clearest decision of the reference, by ``gap`` nats. ``reach`` is the largest movement
+    of likely tokens against each other.
     """
 
     positions: int

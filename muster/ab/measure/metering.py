@@ -1,4 +1,4 @@
-"""A runner that sees every launch of a boot: how often each kernel ran, how long on the host, and the launches."""
+"""A runner that observes every launch of a boot: launches of each kernel, time on the host, and their order."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ from kernel_muster.registry.launch.runners import BuildState, Launch, LaunchOpti
 
 @dataclass
 class KernelUse:
-    """One kernel in a span of time: its launches, and on the host the seconds in them."""
+    """One kernel in a span of time: its launches, and on the host their seconds."""
 
     launches: int = 0
     seconds: float = 0.0
@@ -26,29 +26,29 @@ Recorded = tuple[tuple[str, Launch], ...]
 
 
 class Wrapped:
-    """Stands before another runner, and passes on all but what a subclass looks at."""
+    """Stands before another runner, and passes everything on except the calls that a subclass observes."""
 
     def __init__(self, inner: Runner) -> None:
         self._inner = inner
 
     def start(self, spec: KernelSpec) -> None:
-        """Begin what must happen before a launch."""
+        """Begin the work needed before a launch."""
         self._inner.start(spec)
 
     def join(self, progress: Progress | None = None) -> None:
-        """Wait for all that was started."""
+        """Wait for all started work."""
         self._inner.join(progress)
 
     def state(self, spec: KernelSpec) -> BuildState:
-        """Say how far a spec has come."""
+        """Return the build state of a spec."""
         return self._inner.state(spec)
 
     def findings(self) -> tuple[Finding, ...]:
-        """Say what concerns all builds."""
+        """Return the findings about all builds."""
         return self._inner.findings()
 
     def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
-        """Return what a launch needs besides its arguments."""
+        """Return the scratch memory of a launch."""
         return self._inner.scratch_bytes(owner, spec, bound)
 
     def prepare(self, owner: str, spec: KernelSpec, bound: Bound, options: LaunchOptions) -> Launch:
@@ -57,10 +57,10 @@ class Wrapped:
 
 
 class Meter(Wrapped):
-    """Stands before another runner.
+    """Stands before another runner and counts launches.
 
-    On the host a launch is synchronous, so that its wall time is the kernel's, and it is counted when it runs. On a
-    device it is counted when it is prepared: what a graph replays nobody sees.
+    On the host a launch is synchronous: its wall time is the kernel's, and it is counted when it runs. On a device it
+    is counted when it is prepared, because replays of a graph are not observable.
     """
 
     def __init__(self, inner: Runner, *, is_host: bool) -> None:
@@ -69,19 +69,19 @@ class Meter(Wrapped):
         self._recorded: list[tuple[str, Launch]] | None = None
         self.uses: Uses = {}
         self.steps: Uses = {}
-        self.seen: Callable[[str, dict[str, Any]], None] | None = None  # told of each launch and its arguments
+        self.seen: Callable[[str, dict[str, Any]], None] | None = None  # called with each launch and its arguments
 
     def restart(self) -> None:
         """Begin a new span of ``uses``."""
         self.uses = {}
 
     def restart_steps(self) -> None:
-        """Begin a new span of ``steps``: what a run does after its prefill."""
+        """Begin a new span of ``steps``: the part of a run after its prefill."""
         self.steps = {}
 
     @contextmanager
     def recording(self) -> Iterator[list[tuple[str, Launch]]]:
-        """Keep what is prepared inside, in order."""
+        """Keep the launches prepared inside, in order."""
         kept: list[tuple[str, Launch]] = []
         self._recorded = kept
         try:
@@ -90,7 +90,7 @@ class Meter(Wrapped):
             self._recorded = None
 
     def prepare(self, owner: str, spec: KernelSpec, bound: Bound, options: LaunchOptions) -> Launch:
-        """Return a launch that is counted, and keep it while a step is recorded."""
+        """Return a counted launch, and keep it while a step is recorded."""
         with _named(owner):
             launch = self._inner.prepare(owner, spec, bound, options)
         if self._recorded is not None:
@@ -126,7 +126,7 @@ class Meter(Wrapped):
 
 @contextmanager
 def _named(owner: str) -> Iterator[None]:
-    """Note on whatever is raised inside which kernel that was."""
+    """Add the kernel's name to every exception raised inside."""
     try:
         yield
     except BaseException as error:
@@ -135,7 +135,7 @@ def _named(owner: str) -> Iterator[None]:
 
 
 def uses_of(recorded: Recorded) -> Uses:
-    """Return how often each kernel stands in a recorded step."""
+    """Return the number of launches of each kernel in a recorded step."""
     found: Uses = {}
     for key, _ in recorded:
         found.setdefault(key, KernelUse()).launches += 1
@@ -145,7 +145,7 @@ def uses_of(recorded: Recorded) -> Uses:
 def differing_kernels(
     a: Mapping[str, KernelUse], b: Mapping[str, KernelUse], changed: frozenset[str]
 ) -> frozenset[str]:
-    """Return the kernels that are not the same work in both spans: other code, or another number of launches."""
+    """Return the kernels that differ between two spans: other code, or another number of launches."""
     none = KernelUse()
     return frozenset(
         key for key in {*a, *b} if key in changed or a.get(key, none).launches != b.get(key, none).launches

@@ -1,1 +1,1 @@
-"""Rounding noise of one unit in the last place, as a yardstick for differences."""
+"""Rounding noise of one unit in the last place, as a scale for differences."""

@@ -39,7 +39,7 @@ def _expected(arguments: Arguments, dims: Mapping[str, int]) -> Mapping[str, Any
 
 @hookimpl
 def muster_contracts() -> Iterable[Contract]:
-    """Return what each nudge promises: the bits of the host's form."""
+    """Return the contract of each nudge: the bits of the host kernel."""
     for dtype in DTYPES:
         params = (TensorParam("values", dtype, ("R", "C"), "inout"), ScalarParam("seed", "i32"))
         yield Contract(

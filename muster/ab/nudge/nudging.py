@@ -1,10 +1,10 @@
-"""What rounding alone does to a model: some kernels' results moved in their last place, at random.
+"""The effect of rounding alone on a model: results of some kernels moved in their last place, at random.
 
-Two right kernels of one contract may round a result differently. How far that carries to the logits depends on the
-model (its depth, its recurrences, how often a router turns), so it is measured and not guessed: the reference arm runs
-once more with every result of the kernels that differ between the arms moved by one unit in the last place of BF16,
-half of the elements up or down, chosen by a mixer from a seed. That is more than two right kernels differ by. FP32
-results move by 2^-16 of themselves, sums in another order by far less.
+Two right kernels of one contract may round a result differently. The effect on the logits depends on the model (its
+depth, its recurrences, the near ties of its router). So it is measured: the reference arm runs once more, with every
+result of the differing kernels moved by one unit in the last place of BF16. A mixer with a seed selects half of the
+elements, up or down. Two right kernels differ by less. FP32 results move by 2^-16 of themselves; sums in another order
+move by far less.
 """
 
 import zlib
@@ -21,13 +21,13 @@ from kernel_muster.registry.launch.runners import Launch, LaunchOptions, Runner
 from kernel_muster.registry.selection.handles import Handle
 
 F32_STEP = 2.0**-16
-_LARGEST = 0x7F00  # no step leads from here to infinity
+_LARGEST = 0x7F00  # no step from here reaches infinity
 
 
 class Nudger(Wrapped):
-    """Stands before another runner and moves results of the kernels in ``keys``; all others are left alone.
+    """Stands before another runner and moves results of the kernels in ``keys``; all others are unchanged.
 
-    On the host ``keys`` counts when a launch runs, on a device when it is prepared: a graph is as it was captured.
+    On the host ``keys`` applies when a launch runs, on a device when it is prepared: a captured graph is fixed.
     ``find(dtype)`` returns the kernel that moves a device array.
     """
 
@@ -40,7 +40,7 @@ class Nudger(Wrapped):
         self.find: Callable[[str], Handle | None] = lambda dtype: None
 
     def prepare(self, owner: str, spec: KernelSpec, bound: Bound, options: LaunchOptions) -> Launch:
-        """Return a launch whose results are moved when it has run."""
+        """Return a launch whose results are moved after it has run."""
         launch = self._inner.prepare(owner, spec, bound, options)
         if self._is_host:
             return self._on_host(owner, spec, bound, launch)
@@ -58,16 +58,16 @@ class Nudger(Wrapped):
         return both
 
     def _results(self, spec: KernelSpec, bound: Bound) -> list[Any]:
-        if spec.contract not in self.contracts:  # the boot is still open, and nothing is nudged
+        if spec.contract not in self.contracts:  # the boot is still open, without nudges
             return []
         found = [bound.arguments[p.name] for p in row_outputs(self.contracts[spec.contract])]
         return [one for one in found if one is not None]
 
     def _move(self, owner: str, values: Any) -> Launch | None:
-        """Return the launch that moves a device array in place; None for one of another type or with other gaps."""
+        """Return the launch that moves a device array in place; None for another type or layout."""
         rows = values.reshape(-1, values.shape[-1])
         names = {numpy_dtype(name): name for name in ("bf16", "f32")}
-        if rows.data.ptr != values.data.ptr or values.dtype not in names:  # a copy would be moved, and not the result
+        if rows.data.ptr != values.data.ptr or values.dtype not in names:  # a copy would move, not the result
             return None
         handle = self.find(names[values.dtype])
         return None if handle is None else handle.prepare(values=rows, seed=self._next_seed(owner))
@@ -89,7 +89,7 @@ class _Both:
 
 
 def row_outputs(contract: Contract) -> tuple[TensorParam, ...]:
-    """Return the floating-point results of a kernel: what it writes, or the rows that it changes in place.
+    """Return the floating-point results of a kernel: its outputs, or the rows that it changes in place.
 
     States and caches are no rows: a kernel that changes them in place also writes rows, or computes nothing.
     """
@@ -99,7 +99,7 @@ def row_outputs(contract: Contract) -> tuple[TensorParam, ...]:
 
 
 def nudged(values: Any, seed: int) -> Any:
-    """Return a host array with half of its elements moved by one step, up or down; the bits of nudge.cu."""
+    """Return a host array with half of its elements moved by one step, up or down; nudge.cu gives the same bits."""
     step = _steps(values.size, seed).reshape(values.shape)
     if values.dtype == numpy_dtype("bf16"):
         bits = np.ascontiguousarray(values).view(np.uint16)

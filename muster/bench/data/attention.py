@@ -7,7 +7,7 @@ from kernel_muster.bench.data.inputs import PAGE, Arguments, Data, Sizes, Worklo
 
 
 def attention_side(data: Data, m: Sizes, rows: int) -> Iterator[Workload]:
-    """Return what stands between a projection and attention."""
+    """Return the kernels between a projection and attention."""
     q, k = (rows, m.heads, m.head_dim), (rows, m.kv_heads, m.head_dim)
     positions = np.arange(rows) + 4000
     turned = 2 * rows * (m.heads + m.kv_heads) * m.rotary_dim
@@ -51,12 +51,12 @@ def attention_side(data: Data, m: Sizes, rows: int) -> Iterator[Workload]:
     )  # fmt: skip
 
 
-#: Forms of attention at decode: as it is, gated, and gated from the projections on.
+#: Variants of attention at decode: plain, gated, and gated from the projections on.
 PAGED_FORMS = ("", "_gated", "_fresh")
 
 
 def paged(data: Data, m: Sizes, sequences: int, context: int, form: str = "") -> Workload:
-    """Return decode attention of every sequence over a context of its own, pages in any order."""
+    """Return decode attention of every sequence over its own context, with pages in any order."""
     entries = -(-context // PAGE)
     pages = sequences * entries
     table = np.random.default_rng(3).permutation(pages).reshape(sequences, entries)

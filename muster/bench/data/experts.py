@@ -1,4 +1,4 @@
-"""Data of a measurement of routed experts: weights, and routings that repeat no expert while it is still in L2."""
+"""Data for routed experts: weights, and routings that repeat no expert while it is still in L2."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from kernel_muster.registry.contract import nvfp4
 from kernel_muster.registry.contract.dtypes import numpy_dtype
 from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
 
-#: Launches with a routing each, at least; an even number, so that two copies of the weights alternate.
+#: Least number of launches, each with its own routing; even, so that two copies of the weights alternate.
 LEAST_ROUTINGS = 8
 MOST_ROWS = 128
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Who goes where in one launch, on the device, and how many different experts that reads.
+    """The routing of one launch, on the device, and its number of distinct experts.
 
-    ``ids`` i32 and ``weights`` f32 ``[M, T]``, weights falling; ``logits`` f32 ``[M, E]`` that a softmax router makes
-    them of; ``slots``, ``offsets`` and ``work`` as sorted by expert.
+    ``ids`` i32 and ``weights`` f32 ``[M, T]``, weights descending; ``logits`` f32 ``[M, E]`` that give them in a
+    softmax router; ``slots``, ``offsets`` and ``work`` in the order of experts.
     """
 
     ids: Any
@@ -47,15 +47,15 @@ class MoeData:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of one expert as the format stores it."""
+        """Bytes of one expert in the stored format."""
         elements = 3 * self.hidden * self.intermediate
         return elements // 2 + elements // nvfp4.GROUP
 
     def routings(self, rows: int) -> tuple[Routing, ...]:
-        """Return random routings for so many rows.
+        """Return random routings for this number of rows.
 
-        While few experts are chosen at a time, no expert comes again before all others did; else each token draws for
-        itself, and two copies of the weights must take turns.
+        With few experts in each launch, no expert repeats before all others came; otherwise each token draws alone,
+        and two copies of the weights must alternate.
         """
         rng = np.random.default_rng(rows)
         need = rows * self.choices
@@ -73,7 +73,7 @@ class MoeData:
         return tuple(drawn)
 
     def expected(self, routing: Routing) -> Any:
-        """Return the float64 result ``[M, H]`` of a routing, on the host, with nothing rounded on the way."""
+        """Return the float64 result ``[M, H]`` of a routing, on the host, without intermediate rounding."""
         import cupy
 
         ids, weights = cupy.asnumpy(routing.ids), cupy.asnumpy(routing.weights)
@@ -133,7 +133,7 @@ def _routing(ids: Any, experts: int, rng: "np.random.Generator") -> Routing:
 def make_moe_data(experts: int, choices: int, hidden: int, intermediate: int) -> MoeData:
     """Make the weights of a layer on the current device, from fixed seeds.
 
-    Global scales are such that gate, up and an expert's result are near unit Gaussians.
+    Global scales keep gate, up and an expert's result near unit Gaussians.
     """
     import cupy
 

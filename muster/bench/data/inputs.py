@@ -1,4 +1,4 @@
-"""Sizes, arrays and byte counts of the launches that are measured."""
+"""Sizes, arrays and byte counts of the measured launches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sizes:
-    """The dimensions of a model that its small kernels see."""
+    """The dimensions of a model's small kernels."""
 
     name: str
     hidden: int
@@ -45,7 +45,7 @@ PAGE = 16
 
 
 def sizes_of(manifest: Manifest) -> Sizes:
-    """Return the dimensions of a model that has attention, a gated delta net and an FFN; UsageError for any other."""
+    """Return the dimensions of a model with attention, a gated delta net and an FFN; UsageError for any other."""
     model = manifest.model
     attention, gdn, rope = model.attention, model.gdn, model.rope
     intermediate = model.moe.intermediate_size if model.moe else model.intermediate_size
@@ -63,7 +63,7 @@ def sizes_of(manifest: Manifest) -> Sizes:
 
 @dataclass(frozen=True)
 class Workload:
-    """One launch: its key, arguments anew for every copy, and the bytes that it must read and write."""
+    """One launch: its key, new arguments for every copy, and the bytes that it must read and write."""
 
     model: str
     key: str
@@ -74,7 +74,7 @@ class Workload:
 
     @property
     def copy_bytes(self) -> int:
-        """Bytes that one launch touches."""
+        """Bytes read or written by one launch."""
         return max(self.reads, self.writes)
 
 
@@ -95,7 +95,7 @@ class Data:
         return values if low is None else low + (1 - low) * (self._module.abs(values) % 1)
 
     def bf16(self, *shape: int) -> Any:
-        """Return Gaussian values, truncated: as good as any for test data."""
+        """Return Gaussian values, truncated, which suffices for test data."""
         bits = (self._base.view(self._module.uint32) >> 16).astype(self._module.uint16)
         return self._module.resize(bits, shape).view(numpy_dtype("bf16"))
 
@@ -110,7 +110,7 @@ class Data:
 
 
 def sum_of_bytes(arguments: Arguments, names: tuple[str, ...]) -> int:
-    """Return the bytes of the named arrays together."""
+    """Return the total bytes of the named arrays."""
     return sum(int(arguments[name].nbytes) for name in names)
 
 

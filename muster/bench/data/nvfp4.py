@@ -1,4 +1,4 @@
-"""Data of a measurement: NVFP4 weights that look like quantised Gaussian ones, made on the device from a seed."""
+"""Data of a measurement: NVFP4 weights distributed like quantised Gaussian ones, made on the device from a seed."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from kernel_muster.registry.contract import nvfp4
 from kernel_muster.registry.contract.dtypes import numpy_dtype
 from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
 
-#: Features that the reference computes; all are compared where there are no more.
+#: Features computed by the reference; up to this number all are compared.
 CHECKED_FEATURES = 2048
 
 
@@ -25,7 +25,7 @@ class DenseData:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weight as the format stores it."""
+        """Bytes of the weight in the stored format."""
         return self.features * self.depth // 2 + self.features * self.depth // nvfp4.GROUP
 
     def error(self, out: Any, rows: int) -> float:
@@ -40,7 +40,7 @@ class DenseData:
 def bf16_values(weight: Nvfp4Weight, arrays: Any, step: int = 8192) -> Any:
     """Return a weight of :func:`make_dense_data` as BF16 values ``(N, K)``; ``arrays`` is CuPy, or NumPy on the host.
 
-    They are exact: code and block scale have six significant bits together, and the global scale is a power of two.
+    They are exact: code and block scale together have six significant bits, and the global scale is a power of two.
     """
     codes = arrays.asarray(nvfp4.decode_e2m1(np.arange(16, dtype=np.uint8)))
     factors = arrays.asarray(nvfp4.decode_e4m3(np.arange(127, dtype=np.uint8)))
@@ -62,7 +62,7 @@ def relative_l2(result: Any, expected: Any) -> float:
 
 
 def _code_shares() -> Any:
-    """Return how often each E2M1 code occurs in groups of 16 Gaussian values scaled to their largest."""
+    """Return the frequency of each E2M1 code in groups of 16 Gaussian values scaled to their largest."""
     rng = np.random.default_rng(1)
     weight = nvfp4.quantize(rng.standard_normal((256, 1024)).astype(np.float32))
     counts = np.bincount(nvfp4.unpack(weight.packed).ravel(), minlength=16).astype(np.float64)
@@ -70,7 +70,7 @@ def _code_shares() -> Any:
 
 
 def make_dense_data(features: int, depth: int, rows: int, seed: int = 0) -> DenseData:
-    """Make a weight and so many rows of activations on the current device."""
+    """Make a weight and ``rows`` rows of activations on the current device."""
     import cupy
 
     generator = cupy.random.default_rng(seed)
@@ -84,11 +84,11 @@ def make_dense_data(features: int, depth: int, rows: int, seed: int = 0) -> Dens
             for _ in range(2)
         )
         part[:] = low | (high << 4)
-    # E4M3 bytes from 2^-7 (below the smallest normal number) to 2^7: all magnitudes that a checkpoint has.
+    # E4M3 bytes from 2^-7 (below the smallest normal number) to 2^7: all magnitudes of a checkpoint.
     scales = generator.integers(4, 104, (features, depth // nvfp4.GROUP), dtype=cupy.uint8)
     weight = Nvfp4Weight(packed, scales, np.array(2.0**-8, np.float32))
     x = np.random.default_rng(seed).standard_normal((rows, depth)).astype(np.float32)
-    bf16 = x.view(np.uint32) >> 16  # truncation is as good as any for test data
+    bf16 = x.view(np.uint32) >> 16  # truncation suffices for test data
     values = (bf16 << 16).view(np.float32)
     checked = min(features, CHECKED_FEATURES)
     host = Nvfp4Weight(cupy.asnumpy(packed[:checked]), cupy.asnumpy(scales[:checked]), np.array(2.0**-8, np.float32))

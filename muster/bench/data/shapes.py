@@ -1,4 +1,4 @@
-"""Which shapes a measurement takes: the projections of a model, or ``NxK`` as given."""
+"""Shapes of a measurement: the projections of a model, or ``NxK`` as given."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ Shape = tuple[str, int, int]
 
 
 def shapes_of(manifests: Iterable[Manifest]) -> list[Shape]:
-    """Return ``(name, N, K)`` of models' NVFP4 projections, as their layers launch them."""
+    """Return ``(name, N, K)`` of models' NVFP4 projections, as launched by their layers."""
     return [
         (f"{one.name} {role}", features, depth) for one in manifests for role, features, depth in projections_of(one)
     ]
@@ -40,7 +40,7 @@ def projections_of(manifest: Manifest) -> list[Shape]:
 
 
 def parse_shape(text: str) -> Shape:
-    """Read ``NxK``; UsageError says what is wrong."""
+    """Read ``NxK``; UsageError describes an error."""
     match = re.fullmatch(r"(\d{1,7})x(\d{1,6})", text)
     if match is None or not int(match[1]) or not int(match[2]) or int(match[2]) % 16:
         raise UsageError(f"--shape {text!r}: expected NxK with K a multiple of 16, for example 5120x6144")

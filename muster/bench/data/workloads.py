@@ -1,4 +1,4 @@
-"""Launches of one decode step of a model, at some number of sequences."""
+"""Launches of one decode step of a model, at a given number of sequences."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -52,7 +52,7 @@ def elementwise(data: Data, m: Sizes, rows: int) -> Iterator[Workload]:
 
 
 def ends(data: Data, m: Sizes, rows: int) -> Iterator[Workload]:
-    """Return what begins and ends a step: embedding, argmax, sampling, verify."""
+    """Return the first and last kernels of a step: embedding, argmax, sampling, verify."""
     row = 2 * rows * m.hidden
     ids = np.random.default_rng(5).integers(0, m.vocabulary, rows)
     table = data.bf16(m.vocabulary, m.hidden)
@@ -105,7 +105,7 @@ def dense(data: Data, m: Sizes, rows: int, features: int, key: str | None = None
 
 
 def step(data: Data, m: Sizes, rows: int) -> Iterator[Workload]:
-    """Return every launch of one step with so many sequences, except those over projections of NVFP4 weights."""
+    """Return every launch of one step with ``rows`` sequences, except projections of NVFP4 weights."""
     yield from elementwise(data, m, rows)
     yield from attention_side(data, m, rows)
     yield from gdn(data, m, rows)

@@ -1,1 +1,1 @@
-"""The kernels that ``muster bench`` measures, one module a family."""
+"""The kernels measured by ``muster bench``, one module for each family."""

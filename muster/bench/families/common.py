@@ -1,4 +1,4 @@
-"""The small kernels of a decode step, a line each as they are measured: ``muster bench small`` that may be cut short.
+"""The small kernels of a decode step, one line for each result: ``muster bench small`` for interrupted runs.
 
 python -m kernel_muster.bench.families.common --help
 """
@@ -26,7 +26,7 @@ MODELS = ("qwen3.6-35b-a3b", "qwen3.6-27b")
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure, whether beside peers, and where the record goes."""
+    """The measured parts, whether with peers, and the file of the record."""
 
     wanted: tuple[str, ...]
     counts: tuple[int, ...]
@@ -35,13 +35,13 @@ class Options:
 
     @property
     def command(self) -> str:
-        """The command that measures this."""
+        """The command line of this measurement."""
         more = [repr(text) for text in self.wanted] + ["--counts", ",".join(map(str, self.counts))]
         more += [] if self.has_peers else ["--no-peers"]
         return " ".join(("python -m kernel_muster.bench.families.common", *more))
 
     def request(self) -> Request:
-        """Return what the family is asked for."""
+        """Return the request to the family."""
         catalogue = Catalogue.from_folders([manifest_folder()])
         found = [catalogue.resolve(name).manifest for name in MODELS]
         models = tuple(manifest for manifest in found if manifest is not None)
@@ -49,15 +49,15 @@ class Options:
 
 
 def read_options(arguments: Sequence[str]) -> Options:
-    """Read the command line; what is wrong ends the process with code 2, like any usage error."""
+    """Read the command line; an error ends the process with code 2, like any usage error."""
     parser = argparse.ArgumentParser(
         "python -m kernel_muster.bench.families.common",
         description="Measure the small kernels of a decode step on a GPU against the floor of their bytes. "
         "muster bench small measures the same, as JSON too, for any model and target.",
     )
-    parser.add_argument("part", nargs="*", help="part of a model, key or size; what holds one of them is measured")
+    parser.add_argument("part", nargs="*", help="part of a model, key or size; only matches are measured")
     parser.add_argument("--counts", type=_counts, default=COUNTS, metavar="N,...", help="sequences of a step")
-    parser.add_argument("--no-peers", action="store_true", help="run torch's kernels not at all")
+    parser.add_argument("--no-peers", action="store_true", help="do not run torch's kernels")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write a record as Markdown")
     read = parser.parse_args(arguments)
     return Options(tuple(read.part), tuple(read.counts), not read.no_peers, read.record)
@@ -71,7 +71,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure what the arguments select, print a line each, and write the record as far as it has come."""
+    """Measure the selected parts, print a line for each, and write the record after every line."""
     from kernel_muster.api import open_registry
 
     options = read_options(arguments)
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _can_hold(file: Path) -> bool:
-    """Whether a record can be written there: before anything is measured for it."""
+    """Whether a record can be written there, checked before the measurement."""
     return file.parent.is_dir() and os.access(file if file.exists() else file.parent, os.W_OK) and not file.is_dir()
 
 

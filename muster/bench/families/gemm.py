@@ -15,7 +15,7 @@ from kernel_muster.registry.selection.handles import Handle
 from kernel_muster.registry.selection.lookups import Lookups
 
 MOST_ROWS = 8192
-#: The arms that dispatch chooses from. Which of them a device has, it says itself.
+#: The arms of dispatch. Each device has some of them.
 ARMS = (
     ("w4a16_hopper", "w4a16_hopper_gemm"),
     ("w4a16", "w4a16_gemm_t_p3"),
@@ -23,12 +23,12 @@ ARMS = (
     ("w4a16", "w4a16_gemm_t_k64_n64_p3"),
     ("w4a16", "w4a16_gemm_t_m128"),
 )
-# A vocabulary's projection is read for single tokens: no prefill computes all of its rows.
+# A vocabulary's projection is needed for single tokens: no prefill computes all of its rows.
 _LARGEST_FEATURES = 65536
 
 
 def arms(kernels: Lookups) -> list[Handle]:
-    """Return the handles of the arms that this target has; UsageError if it has none."""
+    """Return the handles of this target's arms; UsageError if it has none."""
     found = [kernels.try_kernel(module, func) for module, func in ARMS]
     handles = [handle for handle in found if isinstance(handle, Handle)]
     if not handles:
@@ -37,7 +37,7 @@ def arms(kernels: Lookups) -> list[Handle]:
 
 
 def sizes_of(request: Request) -> list[Shape]:
-    """Return what to measure: the shapes that were asked for, else the models' projections but their vocabulary's."""
+    """Return the measured shapes: those of the request, else the models' projections except their vocabulary's."""
     given = [(name, features, depth) for name, features, depth in request.shapes]
     return given or [one for one in distinct(shapes_of(request.models)) if one[1] <= _LARGEST_FEATURES]
 

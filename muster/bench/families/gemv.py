@@ -14,18 +14,18 @@ from kernel_muster.bench.timing import copies_of
 from kernel_muster.registry.selection.handles import Handle
 from kernel_muster.registry.selection.lookups import Lookups
 
-#: Relative L2 error up to which a result counts as right: twice that of the best NVFP4 peer (1.7e-3), BF16 output.
+#: Largest relative L2 error of a right result: twice that of the best NVFP4 peer (1.7e-3), BF16 output.
 LARGEST_ERROR = 3.4e-3
 MOST_ROWS = 16
 
 
 def tier_of(rows: int) -> str:
-    """Return the key that serves so many rows."""
+    """Return the key that serves this number of rows."""
     return "w4a16_gemv" if rows == 1 else f"w4a16_gemv_batch{rows if rows <= 8 else 16}"
 
 
 def ours(handle: Handle, data: DenseData, rows: int) -> Contestant:
-    """Return a kernel of the registry with the signature ``(x, w, out)``, its weight prepared as it wants it."""
+    """Return a kernel of the registry with the signature ``(x, w, out)``, its weight in its own layout."""
 
     def make(stream: Any) -> Entry:
         prepared = handle.prepare_weight(data.weight)

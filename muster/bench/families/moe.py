@@ -1,8 +1,8 @@
 """The MoE family: the routed experts of a layer after routing, grouped and pairwise, for 1 to 128 tokens.
 
-Every launch has a routing of its own. What is in the time is in the name: ``grouped`` has gate_up, down and unpermute;
-``+ sort`` the order by expert before them, ``+ top-k`` the router's choice before that; ``pairwise by 2`` is two tokens
-at a time, as the pairwise kernels take them. Launches overlap (programmatic dependent launch) but in ``no overlap``.
+Every launch has its own routing. The name lists the timed parts: ``grouped`` has gate_up, down and unpermute. ``+
+sort`` adds the order by expert before them, ``+ top-k`` the router's choice before that. ``pairwise by 2`` is two tokens
+at a time, as in the pairwise kernels. Launches overlap (programmatic dependent launch) except in ``no overlap``.
 """
 
 import re
@@ -22,9 +22,9 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.selection.handles import Handle
 from kernel_muster.registry.selection.lookups import Lookups
 
-#: Relative L2 error up to which a result counts as right: that of the best NVFP4 peer.
+#: Largest relative L2 error of a right result: that of the best NVFP4 peer.
 LARGEST_ERROR = 5e-3
-#: Up to so many rows the pairwise path runs beside the grouped one: where their edge is looked for.
+#: Up to this number of rows the pairwise path runs beside the grouped one, to find their edge.
 PAIRWISE_ROWS = 32
 _COPIES = 2
 
@@ -32,7 +32,7 @@ Prepare = Callable[[Handle, dict[str, Any]], Launch]
 
 
 class Block:
-    """The experts' kernels with their weights, prepared twice, and the buffers between them."""
+    """The experts' kernels with their weights, prepared twice, and their intermediate buffers."""
 
     def __init__(self, kernels: Lookups, data: MoeData) -> None:
         self.data = data
@@ -47,7 +47,7 @@ class Block:
         self.copies = (first, *more)
 
     def grouped(self, rows: int, routing: Routing, copy: int, out: Any, before: str, prepare: Prepare) -> list[Launch]:
-        """Return the launches of one pass; ``before`` says what precedes the experts: nothing, sort, or top-k too."""
+        """Return the launches of one pass; ``before`` names the steps before the experts: none, sort, or top-k too."""
         data, weights, slots = self.data, self.copies[copy], rows * self.data.choices
         act, y = poisoned((slots, data.intermediate)), poisoned((slots, data.hidden))
         launches = []
@@ -101,7 +101,7 @@ def _in_order(launches: list[Launch]) -> None:
 
 
 def ours(block: Block, rows: int, routings: tuple[Routing, ...]) -> Iterator[Contestant]:
-    """Yield the forms of our kernels."""
+    """Yield the variants of our kernels."""
     forms: list[tuple[str, Any, bool]] = [
         ("grouped", partial(block.grouped, before=""), True),
         ("grouped, no overlap", partial(block.grouped, before=""), False),
@@ -137,14 +137,14 @@ def problems(kernels: Lookups, request: Request) -> Iterator[Problem]:
             routings = data.routings(rows)
             size = f"{experts} experts, top {choices}, {hidden} / {intermediate}"
             others = peers.contestants(rows, routings) if request.peers else ()
-            # Every launch writes the same output, so that the last routing is what is judged.
+            # Every launch writes the same output, so the last routing is judged.
             error = partial(data.error, expected=data.expected(routings[-1]))
             contestants = (read_kernel(kernels, _read_bytes(data, routings)), *ours(block, rows, routings), *others)
             yield Problem(name, size, rows, contestants, error, LARGEST_ERROR)
 
 
 def shapes_of(manifests: tuple[Manifest, ...]) -> list[Shape]:
-    """Return ``(name, experts, top_k, hidden, intermediate)`` of models that have experts, each size once."""
+    """Return ``(name, experts, top_k, hidden, intermediate)`` of models with experts, each size once."""
     found_: dict[Shape, list[str]] = {}
     for manifest in manifests:
         model = manifest.model
@@ -155,7 +155,7 @@ def shapes_of(manifests: tuple[Manifest, ...]) -> list[Shape]:
 
 
 def parse_shape(text: str) -> Shape:
-    """Read ``EXPERTSxTOP_KxHIDDENxINTERMEDIATE``; UsageError says what is wrong."""
+    """Read ``EXPERTSxTOP_KxHIDDENxINTERMEDIATE``; UsageError describes an error."""
     match = re.fullmatch(r"(\d{1,4})x(\d{1,2})x(\d{1,5})x(\d{1,5})", text)
     sizes = tuple(map(int, match.groups())) if match else ()
     if not sizes or 0 in sizes or sizes[1] > sizes[0] or sizes[2] % 16 or sizes[3] % 16:

@@ -1,7 +1,7 @@
 """The small kernels of a decode step: norms, rope, cache, convolution, delta rule, attention, sampling, BF16 products.
 
-Each is measured beside two floors: ``move`` reads the bytes that it must read and writes as many back as it writes,
-``empty`` is a launch that does nothing.
+Each is measured beside two floors: ``move`` reads and writes as many bytes as the kernel must, and ``empty`` is an
+empty launch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,31 +25,31 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.selection.handles import Handle
 from kernel_muster.registry.selection.lookups import Lookups
 
-#: Sequences a step has.
+#: Numbers of sequences in a step.
 COUNTS = (1, 16, 32)
 MOST_COUNT = 128
 #: Contexts of decode attention.
 CONTEXTS = (4096, 32768)
-#: Modules whose kernels are measured.
+#: Modules of the measured kernels.
 MODULES = frozenset(
     {
         "argmax", "causal_conv1d", "embedding", "gated_delta_rule", "gemm", "gemv", "kv_cache", "norm", "paged_decode",
         "prefill_paged", "residual_add", "rope", "sampling", "silu", "ssm_preprocess",
     }
 )  # fmt: skip
-#: Relative L2 error up to which a result counts as right. One rounding to BF16 gives 1.7e-3 on this data, the delta
-#: rule with its norm, which rounds in between, 2.5e-3 (the host's kernels, 1 and 16 sequences).
+#: Largest relative L2 error of a right result. One rounding to BF16 gives 1.7e-3 on this data; the delta rule with its
+#: norm rounds in between and gives 2.5e-3 (the host's kernels, 1 and 16 sequences).
 LARGEST_ERROR = 4e-3
-# The references are NumPy in float64: what has more bytes of arguments would take seconds each, and is not judged.
+# The references are NumPy in float64: larger arguments would take seconds each, and are not judged.
 _JUDGED_BYTES = 16 * 2**20
-# Small kernels work on what the launch before left in L2; more copies than this would only measure the host.
+# Small kernels read data that the previous launch left in L2; more copies would only measure the host.
 MOST_COPIES = 40
 
 
 def step_launches(
     data: Data, m: Sizes, counts: Sequence[int]
 ) -> Iterator[tuple[int, Callable[[], Iterator[Workload]]]]:
-    """Return groups of a model's workloads with their rows, each made when its turn comes."""
+    """Return groups of a model's workloads with their rows, each made on demand."""
     for count in counts:
         yield count, partial(step, data, m, count)
     for context in CONTEXTS:
@@ -71,7 +71,7 @@ def _one(make: Callable[..., Workload], *arguments: Any) -> Iterator[Workload]:
 
 
 def begin_builds(kernels: Lookups) -> None:
-    """Ask for every kernel of the modules that are measured, so that all builds begin at once."""
+    """Look up every kernel of the measured modules, so that all builds begin at once."""
     for found in kernels.catalog.kernels:
         key = found.spec.kernel_key
         if key.module in MODULES and is_device_backend(found.spec.backend):
@@ -79,7 +79,7 @@ def begin_builds(kernels: Lookups) -> None:
 
 
 def problems(kernels: Lookups, request: Request, data: Data | None = None) -> Iterator[Problem]:
-    """Yield every launch of a step, then attention over long contexts and what prompts take."""
+    """Yield every launch of a step, then attention over long contexts and the kernels of prompts."""
     sizes = [sizes_of(manifest) for manifest in request.models]
     begin_builds(kernels)
     data = data or Data()
@@ -94,7 +94,7 @@ def problem_of(kernels: Lookups, work: Workload, rows: int) -> Problem:
     count = min(MOST_COPIES, copies_of(work.copy_bytes))
     sets: list[Arguments] = []
 
-    def copies() -> list[Arguments]:  # the same for ours and for the peers
+    def copies() -> list[Arguments]:  # the same for our kernels and the peers
         if not sets:
             sets.extend(work.make() for _ in range(count))
         return sets
@@ -113,7 +113,7 @@ def problem_of(kernels: Lookups, work: Workload, rows: int) -> Problem:
 
 
 def mover(kernels: Lookups, name: str, reads: int, writes: int, size_bytes: int, count: int) -> Contestant:
-    """Return a floor: so many bytes read and written back, over as many cold copies as the others have."""
+    """Return a floor: this many bytes read and written, over as many cold copies as the others have."""
     handle = kernels.try_kernel(floor.NAME, "move_bytes")
 
     def make(stream: Any) -> Entry | Absent:
@@ -147,9 +147,9 @@ def _peer(work: Workload, maker: Maker, copies: Callable[[], list[Arguments]], s
 
 
 def error_of(handle: Handle, arguments: Arguments, stream: Any = None) -> float:
-    """Launch a kernel once, and return how far its results are from its contract's reference.
+    """Launch a kernel once, and return the error of its results against its contract's reference.
 
-    The largest relative L2 error of an output against float64; of integers the share that differ.
+    The largest relative L2 error of an output against float64; for integers the share of differences.
     """
     given = {name: _on_host(value) for name, value in arguments.items()}
     bound = handle.contract.signature.bind(str(handle.key), (), given)
@@ -173,7 +173,7 @@ def _distance(result: Any, expected: Any) -> float:
 
 
 def _on_host(value: Any) -> Any:
-    """Return a copy on the host of an array, or of a weight; anything else as it is."""
+    """Return a host copy of an array or a weight, and any other value unchanged."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if is_dataclass(value) and not isinstance(value, type):

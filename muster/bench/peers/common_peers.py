@@ -1,4 +1,4 @@
-"""What torch and FlashInfer offer for the small kernels, on the same arrays."""
+"""Kernels of torch and FlashInfer for the work of the small kernels, on the same arrays."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from kernel_muster.bench.contestants import Absent
 from kernel_muster.bench.data.inputs import Arguments
 from kernel_muster.bench.peers.peers import LARGEST_ERROR
 
-# FlashInfer's scratch memory for parts of contexts, as its documentation advises.
+# FlashInfer's scratch memory for split contexts, as its documentation advises.
 _WORKSPACE_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A contestant: a launch for every copy of the arguments, and what judges it: a function that launches one."""
+    """A contestant: a launch for every copy of the arguments, and a judge, a function that makes one launch."""
 
     launches: list[Callable[[], Any]]
     check: Callable[[], float] | None = None
@@ -25,21 +25,21 @@ class Peer:
 
 @dataclass(frozen=True)
 class Maker:
-    """What stands beside a kernel: its name, the module it needs, and how launches over torch's tensors are made."""
+    """A peer of a kernel: its name, its module, and the constructor of launches over torch's tensors."""
 
     name: str
     module: str
     make: Callable[[list[Arguments]], list[Callable[[], Any]]]
-    largest_error: float | None = None  # None: it is not judged
+    largest_error: float | None = None  # None: not judged
 
 
 def makers_of(key: str) -> tuple[Maker, ...]:
-    """Return what stands beside a kernel."""
+    """Return the peers of a kernel."""
     return _MAKERS.get(key, ())
 
 
 def peer_of(maker: Maker, copies: Callable[[], list[Arguments]], stream: Any) -> Peer | Absent:
-    """Return the peer over copies of the arguments, which has run once on the stream; Absent without its package."""
+    """Return the peer over copies of the arguments, after one run on the stream; Absent without its package."""
     if find_spec("torch") is None:
         return Absent("torch is not installed")
     try:
@@ -51,7 +51,7 @@ def peer_of(maker: Maker, copies: Callable[[], list[Arguments]], stream: Any) ->
     sets = [{key: _torch(value) for key, value in arguments.items()} for arguments in copies()]
     with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
         launches = maker.make(sets)
-        launches[0]()  # libraries make their handles and workspaces, which no capture may
+        launches[0]()  # libraries make their handles and workspaces, which is impossible during capture
     torch.cuda.synchronize()
     if maker.largest_error is None:
         return Peer(launches)
@@ -114,13 +114,13 @@ def _mm(a: Arguments) -> Callable[[], Any]:
 
 
 def _sdpa(a: Arguments) -> Callable[[], Any]:
-    """Return torch's attention over a cache without pages: it has no paged form."""
+    """Return torch's attention over a cache without pages: torch has no paged attention."""
     import torch
 
     sequences, heads, head_dim = a["q"].shape
     key_heads = a["k_cache"].shape[2]
     k, v = (a[name].view(sequences, -1, key_heads, head_dim).transpose(1, 2) for name in ("k_cache", "v_cache"))
-    # Query heads of a key head as rows: its kernels then read the cache once for all of them.
+    # Query heads of a key head become rows: torch's kernels then read the cache once for all of them.
     q = a["q"].view(sequences, key_heads, heads // key_heads, head_dim)
     return partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, scale=a["scale"])
 
@@ -165,7 +165,7 @@ def _attention_error(launch: Callable[[], Any], a: Arguments) -> float:
 
 
 def _pages(a: Arguments) -> tuple[Any, Any, Any]:
-    """Return FlashInfer's form of a block table: where each sequence's pages begin, the pages, and the last's tokens.
+    """Return FlashInfer's block table: the start of each sequence's pages, the pages, and the last page's tokens.
 
     The first and the last lie on the host, where plans are made.
     """
@@ -180,7 +180,7 @@ def _pages(a: Arguments) -> tuple[Any, Any, Any]:
 
 
 def _flashinfer(wrapper: Any, sets: list[Arguments], rows: Sequence[Any] = (), **more: Any) -> list[Callable[[], Any]]:
-    """Return plain launches by one plan, as the layers of a step have it: planning is not timed."""
+    """Return launches with one plan, as in the layers of a step: planning is not timed."""
     a = sets[0]
     (_, heads, head_dim), (_, page, key_heads, _) = a["q"].shape, a["k_cache"].shape
     types = {"q_data_type": a["q"].dtype, "kv_data_type": a["k_cache"].dtype}
@@ -202,7 +202,7 @@ def _flashinfer_decode(uses_tensor_cores: bool, sets: list[Arguments]) -> list[C
 
 
 def _xqa(sets: list[Arguments]) -> list[Callable[[], Any]]:
-    """Return launches of the kernel that FlashInfer has from TensorRT-LLM, which takes block tables as they are."""
+    """Return launches of FlashInfer's TensorRT-LLM kernel, which takes block tables directly."""
     from flashinfer.decode import xqa_batch_decode_with_kv_cache
 
     workspace, longest = _workspace(), int(sets[0]["context_lens"].max())

@@ -1,4 +1,4 @@
-"""Peers of routed experts, by their public interfaces; routing is made before and never in their time."""
+"""Peers of routed experts, by their public interfaces; routing is prepared in advance and never timed."""
 
 import json
 from functools import cached_property, partial
@@ -9,19 +9,19 @@ from kernel_muster.bench.contestants import Absent, Contestant, Entry, as_torch,
 from kernel_muster.bench.data.experts import MoeData, Routing
 
 _COPIES = 2
-#: Peers round weights or every step to BF16, some both: up to 7e-3.
+#: Peers round weights or every step to BF16, or both: errors up to 7e-3.
 _LARGEST_ERROR = 8e-3
 Routings = tuple[Routing, ...]
 
 
 class Peers:
-    """The peers that know experts, with their own copies of one layer's weights, made once for all row counts."""
+    """The peers with experts, with their own copies of one layer's weights, made once for all row counts."""
 
     def __init__(self, data: MoeData) -> None:
         self.data = data
 
     def contestants(self, rows: int, routings: Routings) -> tuple[Contestant, ...]:
-        """Return all of them for some rows."""
+        """Return all of them for ``rows`` rows."""
         makers = (
             ("torch bf16 grouped_mm", "torch", torch_grouped),
             ("torch bf16 gather + bmm", "torch", torch_gathered),
@@ -39,7 +39,7 @@ class Peers:
 
     @cached_property
     def bf16(self) -> list[tuple[Any, Any]]:
-        """Gate and up ``[E, 2I, H]``, and down ``[E, H, I]``, dequantised; a pair a copy."""
+        """Gate and up ``[E, 2I, H]``, and down ``[E, H, I]``, dequantised; one pair for each copy."""
         up, down = _dequantized(self.data, "gate", "up"), _dequantized(self.data, "down")
         return [(up, down)] + [(up.clone(), down.clone()) for _ in range(_COPIES - 1)]
 
@@ -57,7 +57,7 @@ def _if_installed(package: str, make: Any, peers: Peers, rows: int, routings: Ro
 
 
 def _dequantized(data: MoeData, *names: str) -> Any:
-    """Return weights ``[E, N, K]`` in BF16, of several names one below the other."""
+    """Return weights ``[E, N, K]`` in BF16, with several names stacked along N."""
     import torch
 
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device="cuda")
@@ -98,7 +98,7 @@ def _entry(data: MoeData, rows: int, routings: Routings, run: Any, bytes_a_weigh
 
 
 def torch_grouped(peers: Peers, rows: int, routings: Routings) -> Entry | Absent:
-    """Return torch's grouped BF16 product on dequantised weights; tokens are sorted before."""
+    """Return torch's grouped BF16 product on dequantised weights; tokens are sorted in advance."""
     import torch
 
     data, weights = peers.data, peers.bf16
@@ -120,7 +120,7 @@ def torch_grouped(peers: Peers, rows: int, routings: Routings) -> Entry | Absent
 
 
 def torch_gathered(peers: Peers, rows: int, routings: Routings) -> Entry | Absent:
-    """Return torch's BF16 batch product on weights that are gathered for every choice."""
+    """Return torch's BF16 batch product on weights gathered for every choice."""
     if rows > 4:
         return Absent("a copy of the weights for every choice: only up to 4 rows")
     import torch
@@ -139,12 +139,12 @@ def torch_gathered(peers: Peers, rows: int, routings: Routings) -> Entry | Absen
 
 
 def _shares(routing: Routing) -> Any:
-    """Return the weights of a routing as BF16 ``[M, T, 1]``; made before, for a capture cannot hand arrays over."""
+    """Return the weights of a routing as BF16 ``[M, T, 1]``; made in advance, because a capture cannot pass arrays."""
     return as_torch(routing.weights).bfloat16()[:, :, None]
 
 
 def _aligned(ids: Any, experts: int, block: int) -> tuple[Any, Any, Any]:
-    """Return slots by expert, padded to whole blocks with a slot that is none; the expert of each block; the count."""
+    """Return slots by expert, padded to whole blocks with an invalid slot; the expert of each block; the count."""
     import torch
 
     flat = ids.ravel()
@@ -161,7 +161,7 @@ def _aligned(ids: Any, experts: int, block: int) -> tuple[Any, Any, Any]:
 
 
 def humming(peers: Peers, rows: int, routings: Routings) -> Entry | Absent:
-    """Return Humming's indexed NVFP4 kernels by its own heuristics, the activation and the sum by torch."""
+    """Return Humming's indexed NVFP4 kernels with its own heuristics; activation and sum by torch."""
     import cupy
     import torch
     from humming.forward import humming_forward

@@ -1,4 +1,4 @@
-"""Peers of a dense product with an NVFP4 weight, by their public interfaces; each says why it does not run."""
+"""Peers of a dense product with an NVFP4 weight, by their public interfaces; an absent one gives its reason."""
 
 import json
 from functools import partial
@@ -8,17 +8,17 @@ from kernel_muster.bench.contestants import Absent, Contestant, Entry, Launch, a
 from kernel_muster.bench.data.nvfp4 import DenseData, relative_l2
 from kernel_muster.bench.timing import copies_of
 
-#: Whose versions a record names.
+#: Packages whose versions a record names.
 PACKAGES = ("torch", "triton", "humming-kernels", "bitsandbytes", "gemlite", "quack-kernels", "flashinfer-python")
 _LARGEST_BF16_BYTES = 8 * 2**30
 
 
-#: Peers of lower precision are timed all the same: Humming rounds its scales; NF4 and MXFP4 are judged in their own.
+#: Peers of lower precision are timed too: Humming rounds its scales; NF4 and MXFP4 are judged in their own format.
 LARGEST_ERROR = 1e-2
 
 
 def dense_peers(data: DenseData, rows: int) -> tuple[Contestant, ...]:
-    """Return all peers that know a product ``x[rows, K] w[N, K]^T``."""
+    """Return all peers of a product ``x[rows, K] w[N, K]^T``."""
     makers = (
         ("cuBLAS bf16", "torch", cublas_bf16, False),
         ("Humming", "humming-kernels", humming, False),
@@ -41,7 +41,7 @@ def _if_installed(package: str, make: Any, data: DenseData, rows: int, stream: A
 
 
 def dequantized(data: DenseData) -> Any:
-    """Return the weight as BF16 torch tensor; its products of code and scale round there."""
+    """Return the weight as BF16 torch tensor; products of code and scale are rounded."""
     import torch
 
     packed, scales = as_torch(data.weight.packed), as_torch(data.weight.block_scale).view(torch.float8_e4m3fn)
@@ -83,7 +83,7 @@ def cublas_bf16(data: DenseData, rows: int) -> Entry | Absent:
 
 
 def humming(data: DenseData, rows: int) -> Entry | Absent:
-    """Return Humming's NVFP4 kernel, by its own heuristics."""
+    """Return Humming's NVFP4 kernel, with its own heuristics."""
     import torch
     from humming.forward import humming_forward
     from humming.kernel.humming import HummingKernel
@@ -118,7 +118,7 @@ def humming(data: DenseData, rows: int) -> Entry | Absent:
 
 
 def bitsandbytes_nf4(data: DenseData, rows: int) -> Entry | Absent:
-    """Return bitsandbytes' NF4 kernel: another 4-bit format, so compare microseconds with care."""
+    """Return bitsandbytes' NF4 kernel, another 4-bit format: compare microseconds with care."""
     import torch
     from bitsandbytes import functional
 
@@ -134,7 +134,7 @@ def bitsandbytes_nf4(data: DenseData, rows: int) -> Entry | Absent:
 
 
 def quack(data: DenseData, rows: int) -> Entry | Absent:
-    """Return QuACK's NVFP4 kernel, by plain launches as all others; each of its tiles is compiled at its first use."""
+    """Return QuACK's NVFP4 kernel, launched like all others; each of its tiles is compiled on first use."""
     import torch
     from quack.gemm_w4 import gemm_w4a16, prepare_w4_weight
 
@@ -172,7 +172,7 @@ def gemlite_nvfp4(data: DenseData, rows: int) -> Entry | Absent:
 
 
 def gemlite_mxfp4(data: DenseData, rows: int) -> Entry | Absent:
-    """Return GemLite's MXFP4 kernel: the same codes with power-of-two scales, one for 32."""
+    """Return GemLite's MXFP4 kernel: the same codes with power-of-two scales, one for each 32 values."""
     import torch
     from gemlite.helper import A16W4_MXFP
 
@@ -198,7 +198,7 @@ def _gemlite_launches(layer: Any, data: DenseData, rows: int) -> tuple[tuple[Lau
 
 
 def _of_own_format(launches: tuple[Launch, ...], x: Any, weight: Any, size: int, flops: float) -> Entry:
-    """Judge by the weight as the peer's own format holds it: how that rounds is no matter of the kernel."""
+    """Judge against the weight in the peer's own format: its rounding is no fault of the kernel."""
     expected = (x.float() @ weight.float().t()).cpu()
     check = partial(_judged_by, lambda out: relative_l2(out.float().cpu(), expected.double().numpy()), launches[0])
     return Entry(launches, None, size, flops, is_torch=True, check=check)

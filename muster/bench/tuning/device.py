@@ -32,10 +32,10 @@ from kernel_muster.registry.hardware.arch import parse_arch
 from kernel_muster.registry.selection.handles import Handle
 from kernel_muster.registry.selection.lookups import Lookups
 
-#: The rows up to which tiles of 3 are a contestant.
+#: Largest row count with tiles of 3 as a contestant.
 MOST_TILED = 16
 _TILES = "w4a16"
-# Of a slot, the twin that dispatch prefers comes first.
+# In a slot, the twin preferred by dispatch comes first.
 _TILE_KEYS = {
     "t": ("w4a16_gemm_t_p3", "w4a16_gemm_t"),
     "k64": ("w4a16_gemm_t_k64_p3", "w4a16_gemm_t_k64"),
@@ -48,14 +48,14 @@ _CUBLAS_NAME = "cuBLAS bf16"
 
 
 def find_tiers(kernels: Lookups) -> dict[int, Handle]:
-    """Return the GEMV tiers that the target has."""
+    """Return the target's GEMV tiers."""
     names = {rows: "w4a16_gemv" if rows == 1 else f"w4a16_gemv_batch{rows}" for rows in (*TIERS, WIDE_TIER)}
     found = {rows: kernels.try_kernel("w4a16_gemv", name) for rows, name in names.items()}
     return {rows: handle for rows, handle in found.items() if isinstance(handle, Handle)}
 
 
 def find_gemms(kernels: Lookups) -> dict[str, Handle]:
-    """Return the GEMMs that the target has, by arm."""
+    """Return the target's GEMMs, by arm."""
     found = {arm: kernels.first_of(*((_TILES, name) for name in names)) for arm, names in _TILE_KEYS.items()}
     if kernels.target.arch == parse_arch("sm_90a"):
         found[HOPPER] = kernels.try_kernel("w4a16_hopper", "w4a16_hopper_gemm")
@@ -63,21 +63,21 @@ def find_gemms(kernels: Lookups) -> dict[str, Handle]:
 
 
 def find_dense(kernels: Lookups) -> dict[str, Handle]:
-    """Return the kernels of BF16 projections that the target has, by function."""
+    """Return the target's kernels of BF16 projections, by function."""
     found = {name: kernels.try_kernel("gemm" if "gemm" in name else "gemv", name) for name in _DENSE}
     return {name: handle for name, handle in found.items() if isinstance(handle, Handle)}
 
 
 @dataclass
 class _Copies:
-    """Cold copies of one logical weight of so many bytes, made once in each layout."""
+    """Cold copies of one logical weight, made once in each layout."""
 
     weight: Nvfp4Weight | Bf16Weight
     size_bytes: int
     made: dict[str | None, list[Any]] = field(default_factory=dict)
 
     def of(self, handle: Handle) -> list[Any]:
-        """Return the copies that a kernel reads."""
+        """Return the copies in a kernel's layout."""
         if handle.weight_layout not in self.made:
             first = handle.prepare_weight(self.weight)
             more = copies_of(self.size_bytes) - 1
@@ -91,7 +91,7 @@ _Parts = tuple[tuple[slice, Handle], ...]
 class DeviceSource:
     """Measures on the current device; each arm over cold copies of the weight in its layout.
 
-    The weight of each shape is measured as NVFP4 and as BF16, that of an LM head as NVFP4, ``only_bf16`` as BF16.
+    Each shape's weight is measured as NVFP4 and as BF16, an LM head's as NVFP4 only, ``only_bf16`` as BF16 only.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class DeviceSource:
                 yield self._contestant(BF16_GEMV, parts, data, copies, rows)
             if rows <= MOST_TILED:
                 yield self._contestant(BF16_TILES_OF_3, _cut(row_tiles(rows), handles), data, copies, rows)
-        if gemm is not None and rows > MOST_TILED:  # up to there it launches the GEMV
+        if gemm is not None and rows > MOST_TILED:  # up to this number it launches the GEMV
             yield self._contestant(BF16_GEMM, ((slice(0, rows), gemm),), data, copies, rows)
 
     def _contestant(self, arm: str, parts: _Parts, data: DenseData, copies: _Copies, rows: int) -> Contestant:
@@ -177,7 +177,7 @@ class DeviceSource:
             def given(part: slice, handle: Handle, number: int) -> dict[str, Any]:
                 return {"x": data.x[part], "w": copies.of(handle)[number], "out": out[part]}
 
-            # One workspace for all of them, as the launches of a decode step have: it is warm.
+            # One workspace for all of them, warm as among the launches of a decode step.
             scratch = _workspace(max(handle.scratch_bytes(**given(part, handle, 0)) for part, handle in parts))
 
             def launch(part: slice, handle: Handle, number: int) -> Launch:
@@ -193,7 +193,7 @@ class DeviceSource:
 
 
 def _cut(sizes: Sequence[int], handles: Mapping[int, Handle]) -> _Parts:
-    """Return rows tile by tile, each with the kernel of its size."""
+    """Split rows into tiles, each with the kernel of its size."""
     ends = list(accumulate(sizes))
     return tuple((slice(end - size, end), handles[size]) for size, end in zip(sizes, ends, strict=True))
 
@@ -205,7 +205,7 @@ def _cupy() -> Any:
 
 
 def _workspace(size_bytes: int) -> Any:
-    """Return device memory, or None where none is needed."""
+    """Return device memory, or None if none is needed."""
     import cupy
 
     return cupy.empty(size_bytes, cupy.uint8) if size_bytes else None

@@ -1,8 +1,8 @@
-"""Edges from times: each threshold where the sum of all losses against the faster arm is least.
+"""Edges from times: each threshold has the least sum of losses against the faster arm.
 
-An edge leaves its built-in value only for a gain above the spread of the times that decide it. Between two measured
-points it stands at the last one that its arm won, and where that arm never won, one above the largest: what was not
-measured is not claimed.
+An edge leaves its built-in value only for a gain above the spread of its times. Between two measured points it stands
+at the last one won by its arm. If that arm never won, it stands one above the largest: nothing is claimed about
+unmeasured points.
 """
 
 import math
@@ -28,7 +28,7 @@ from kernel_muster.registry.levers import Lever, Levers
 
 @dataclass(frozen=True)
 class Point:
-    """One comparison: where it stands, the times of the arm below and above, and their spread."""
+    """One comparison: its place, the times of the arms below and above, and their spread."""
 
     x: int
     below: float
@@ -42,7 +42,7 @@ class Point:
 
 @dataclass(frozen=True)
 class FoundEdge:
-    """An edge with what is left to lose, the spread behind it, and a line of figures for each place."""
+    """An edge with its remaining loss, the spread behind it, and a line of figures for each place."""
 
     question: Question
     value: int
@@ -53,10 +53,10 @@ class FoundEdge:
 
 
 def find_edges(timings: Sequence[Timing], levers: Levers) -> Iterator[FoundEdge]:
-    """Yield the edges; one without times is left out, or all of whose arms something faster replaces.
+    """Yield the edges, without those that have no times or whose arms are all replaced by a faster one.
 
-    ``levers`` give the built-in values; what is found replaces them for the questions after it. The deep-K edge is
-    asked twice: it and the narrow twin's depend on each other.
+    ``levers`` give the built-in values; found values replace them for the later questions. The deep-K edge comes twice,
+    because it and the narrow twin's depend on each other.
     """
     found: dict[str, FoundEdge] = {}
     for question in QUESTIONS:
@@ -65,8 +65,8 @@ def find_edges(timings: Sequence[Timing], levers: Levers) -> Iterator[FoundEdge]
         if edge is not None:
             found[question.lever] = edge
     known = with_values(levers, {name: edge.value for name, edge in found.items()})
-    # A GEMV is weighed against the tile GEMM where that serves: the Hopper one has an edge of its own. Where that
-    # serves everything, they are weighed for the case that it is switched off.
+    # A GEMV competes with the tile GEMM where that serves: the Hopper GEMM has a separate edge. If the Hopper GEMM
+    # serves everything, they compete for the case that it is switched off.
     tiled = [timing for timing in timings if not _takes_hopper(timing, known)]
     edge = _find(CHUNKED_EDGE, tiled or timings, known, int(levers[CHUNKED_EDGE.lever] or 0))
     yield from (*found.values(), *([] if edge is None else [edge]))
@@ -79,7 +79,7 @@ def _takes_hopper(timing: Timing, levers: Levers) -> bool:
 
 
 def hopper_edges(timings: Sequence[Timing], levers: Levers) -> Iterator[FoundEdge]:
-    """Yield the Hopper GEMM's edge; where small weights have another one, that too, and which weights are small."""
+    """Yield the Hopper GEMM's edge; with another edge for small weights also that, and the limit of small weights."""
     by_size: dict[int, list[Point]] = {}
     for timing in timings:
         by_size.setdefault(size_mi(timing), []).extend(_points(HOPPER_EDGE, [timing], levers))
@@ -140,7 +140,7 @@ def _points(question: Question, timings: Sequence[Timing], levers: Levers) -> It
 
 
 def _never(kind: Kind, points: Sequence[Point], lever: Lever) -> int:
-    """Return the value at which the arm that the edge admits serves at no point."""
+    """Return the edge value at which the admitted arm serves no point."""
     return max(point.x for point in points) + 1 if kind == "from" else lever.minimum or 0
 
 
@@ -165,7 +165,7 @@ def _cost(kind: Kind, points: Sequence[Point], value: int) -> float:
 
 
 def _figures(question: Question, points: Sequence[Point]) -> Iterator[str]:
-    """Yield, place by place, the time of the arm above over that of the arm below: geometric mean and extremes."""
+    """Yield for each place the time of the arm above over that of the arm below: geometric mean and extremes."""
     for x in sorted({point.x for point in points}):
         ratios = [point.above / point.below for point in points if point.x == x]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))

@@ -1,4 +1,4 @@
-"""What dispatch picks by a set of levers at each measured point, beside cuBLAS and the fastest arm."""
+"""The dispatched arm at each measured point, for a set of levers, beside cuBLAS and the fastest arm."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from kernel_muster.registry.levers import Levers
 
 @dataclass(frozen=True)
 class Pick:
-    """The arm that dispatch takes at a point, its time, the fastest arm of ours, and cuBLAS where it was measured."""
+    """The dispatched arm at a point, its time, our fastest arm, and cuBLAS if measured."""
 
     features: int
     depth: int
@@ -26,12 +26,12 @@ class Pick:
 
     @property
     def is_slower(self) -> bool:
-        """Whether cuBLAS in BF16 is faster than what dispatch takes."""
+        """Whether cuBLAS in BF16 is faster than the dispatched arm."""
         return self.cublas_us is not None and self.us > self.cublas_us
 
 
 def picks(timings: Sequence[Timing], levers: Levers, phase: Phase = "decode") -> Iterator[Pick]:
-    """Yield what dispatch takes of NVFP4 weights; a point at which that arm was not measured is left out."""
+    """Yield the dispatched arm for NVFP4 weights, without points at which it was not measured."""
     for timing in timings:
         arm = pick(timing, levers, phase)
         ours = {name: us for name, us in timing.us.items() if name not in (CUBLAS, TILES_OF_3, *BF16_ARMS)}
@@ -42,7 +42,7 @@ def picks(timings: Sequence[Timing], levers: Levers, phase: Phase = "decode") ->
 
 
 def pick(timing: Timing, levers: Levers, phase: Phase) -> str:
-    """Return the arm that a projection takes which has every measured one."""
+    """Return the arm of a projection that has every measured one."""
     gemm = choice_of(timing, levers)
     there = () if gemm is None else (gemm,)
     tiers = (*TIERS, WIDE_TIER) if GEMV in timing.us else ()

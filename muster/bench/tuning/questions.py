@@ -1,4 +1,4 @@
-"""Which edges are asked for, and which two arms compete for each at a measured point."""
+"""The edges to find, and the two competing arms of each at a measured point."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ Reader = Callable[[Timing, Levers], tuple[str, str] | None]
 
 @dataclass(frozen=True)
 class Question:
-    """One edge: its lever, what it is measured over, and which two arms compete at a timing (None: not there)."""
+    """One edge: its lever, its measured quantity, and the two competing arms at a timing (None: absent)."""
 
     lever: str
     kind: Kind
@@ -36,7 +36,7 @@ class Question:
 
 
 def with_values(levers: Levers, values: Mapping[str, int]) -> Levers:
-    """Return levers with some set as a table would set them."""
+    """Return levers with some values set as by a table."""
     settings = {s.lever.name: s for s in levers.settings}
     moved = {name: Setting(settings[name].lever, value, "table") for name, value in values.items()}
     return Levers(settings | moved)
@@ -79,7 +79,7 @@ def _hopper(timing: Timing, levers: Levers) -> tuple[str, str] | None:
 
 
 def _many(timing: Timing, levers: Levers) -> tuple[str, str] | None:
-    return (GEMV, HOPPER) if timing.rows > MOST_CHUNKED else None  # fewer have edges of their own
+    return (GEMV, HOPPER) if timing.rows > MOST_CHUNKED else None  # fewer rows have separate edges
 
 
 def _tiny(timing: Timing, levers: Levers) -> tuple[str, str] | None:
@@ -106,12 +106,12 @@ def shape_of(timing: Timing) -> GemmShape:
 
 
 def tile_of(timing: Timing, levers: Levers) -> TileName | None:
-    """Return the tile GEMM that dispatch takes among those that were measured; None if there are none."""
+    """Return the dispatched tile GEMM among the measured ones; None if there are none."""
     return _chosen(timing, ("t", "k64", "k64_n64", "m128"), levers)
 
 
 def choice_of(timing: Timing, levers: Levers) -> TileName | None:
-    """Return the GEMM that dispatch takes among those that were measured; None if there are none."""
+    """Return the dispatched GEMM among the measured ones; None if there are none."""
     return _chosen(timing, ("hopper", "t", "k64", "k64_n64", "m128"), levers)
 
 

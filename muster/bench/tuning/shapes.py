@@ -1,4 +1,4 @@
-"""Which shapes are tuned: every projection of a model that has more than one arm."""
+"""The tuned shapes: every projection of a model with more than one arm."""
 
 from collections.abc import Iterable, Iterator
 
@@ -7,8 +7,8 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 
 #: The gates of a delta net: the one projection that is BF16 in every model.
 _GATES = "gdn.ba"
-#: Both sides of each built-in edge and of 64, the captured batch sizes, and one prefill of a few hundred rows. The
-#: wide GEMV takes 32 rows at a time, so that it costs more from 33 and from 65 on.
+#: Both sides of each built-in edge and of 64, the captured batch sizes, and one prefill of a few hundred rows. The wide
+#: GEMV processes 32 rows at a time, so its cost rises at 33 and 65.
 ROWS = (4, 8, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 256)
 
 
@@ -31,5 +31,5 @@ def _shapes(manifest: Manifest) -> Iterator[Shape]:
 
 
 def only_bf16(shapes: Iterable[Shape]) -> frozenset[tuple[int, int]]:
-    """Return ``(N, K)`` of those that no NVFP4 weight has."""
+    """Return ``(N, K)`` of the shapes without an NVFP4 weight."""
     return frozenset((n, k) for name, n, k in shapes if all(one.endswith(_GATES) for one in name.split(" / ")))

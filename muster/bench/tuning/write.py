@@ -27,7 +27,7 @@ def make_table(
     device: Device, arch: str, cuda: str, source: Source, timings: Sequence[Timing], edges: Sequence[FoundEdge],
     command: str,
 ) -> Table:  # fmt: skip
-    """Put a table together; UsageError if it would not be one. It covers the shapes of NVFP4 weights, if any."""
+    """Build a table; UsageError if it is invalid. It covers the shapes of NVFP4 weights, if any."""
     of_nvfp4 = [one for one in timings if not set(one.us) <= {*BF16_ARMS, CUBLAS}]
     covered = of_nvfp4 or timings
     document: dict[str, Any] = {
@@ -68,9 +68,9 @@ def _sound(document: dict[str, Any]) -> Table:
 
 
 def refitted(table: Table, levers: Levers, command: str) -> Table:
-    """Return a table with its edges found again from its times; device, date and kernels are those of the times.
+    """Return a table with edges derived again from its times; device, date and kernels are those of the times.
 
-    UsageError if no edge follows from them, or one that no boot would take.
+    UsageError if no edge follows from them, or one that a boot would refuse.
     """
     edges = [_edge(edge) for edge in find_edges(timings_of(table), levers)]
     return _sound(table.model_dump(mode="json", by_alias=True) | {"edges": edges, "command": command})
@@ -101,12 +101,12 @@ def _timing(timing: Timing) -> dict[str, Any]:
 
 
 def timings_of(table: Table) -> list[Timing]:
-    """Return the times that a table holds."""
+    """Return the times of a table."""
     return [Timing(t.features, t.depth, t.rows, t.us, t.spread) for t in table.timings]
 
 
 def to_markdown(table: Table, levers: Levers) -> str:
-    """Return the edges and, point by point, what dispatch picks beside cuBLAS. ``levers`` are the built-in ones."""
+    """Return the edges and, for each point, the dispatched arm beside cuBLAS. ``levers`` are the built-in ones."""
     known = {name: value for name, value in table.values().items() if name in levers}
     taken = list(picks(timings_of(table), with_values(levers, known)))
     lines = [*_head(table), *_edges(table), *_verdict(taken), *_rows(taken)]
