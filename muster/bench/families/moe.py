@@ -1,8 +1,8 @@
 """The MoE family: the routed experts of a layer after routing, grouped and pairwise, for 1 to 128 tokens.
 
 Every launch has its own routing. The name lists the timed parts: ``grouped`` has gate_up, down and unpermute. ``+
-sort`` adds the order by expert before them, ``+ top-k`` the router's choice before that. ``pairwise by 2`` is two tokens
-at a time, as in the pairwise kernels. Launches overlap (programmatic dependent launch) except in ``no overlap``.
+sort`` adds the order by expert before them, ``+ top-k`` the router's choice before that. ``pairwise by 2`` is two
+tokens at a time, as in the pairwise kernels. Launches overlap (programmatic dependent launch) except in ``no overlap``.
 """
 
 import re
