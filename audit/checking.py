@@ -64,7 +64,7 @@ def _planned(session: LookupSession, spec: KernelSpec, state: BuildState) -> Bui
 
     It is a plugin's planner that is asked, which no kernel but Numba's needs.
     """
-    if state.failure is not None or not state.resources or spec.backend.name != "numba_cuda":
+    if state.failure is not None or not state.resources or spec.backend_name != "numba_cuda":
         return state
     from kernel_muster.audit.proof.plan_check import elements_finding
 

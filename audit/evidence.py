@@ -10,8 +10,9 @@ from kernel_muster.audit.tuning.facts import TuningFacts
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.waivers import Expectation, Waiver
 from kernel_muster.registry.contract.builders import ModelBuilder
+from kernel_muster.registry.contract.digests import Digests
 from kernel_muster.registry.contract.layouts import WeightCopy
-from kernel_muster.registry.contract.specs import Registered, Stage, source_digest
+from kernel_muster.registry.contract.specs import Registered, Stage
 from kernel_muster.registry.findings import Finding, Profile
 from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.keys import KernelKey, KeyNames
@@ -23,8 +24,6 @@ from kernel_muster.registry.selection.select import Decision, Selector
 from kernel_muster.registry.values import frozen
 
 _Entry = TypeVar("_Entry", bound=Expectation)
-#: The digest of a source, or an empty one and why it cannot be read.
-Digest = tuple[str, BaseException | None]
 
 
 @frozen
@@ -74,7 +73,7 @@ class Evidence:
     failure: str = ""
     builders: tuple[ModelBuilder, ...] = ()  # that built in this boot
     decider: Selector | None = None  # of the boot's lookups: it knows the decisions already
-    digests: dict[int, "Digest"] = field(default_factory=dict)  # of sources that were read; one for a boot
+    digests: Digests = field(default_factory=Digests)  # of sources that were read; one for a boot
 
     @cached_property
     def selector(self) -> Selector:
@@ -88,19 +87,25 @@ class Evidence:
         """Return the decision about a key."""
         return self.selector.decide(key)
 
-    def source_digest(self, registered: Registered) -> Digest:
-        """Return the digest of a kernel's source, or why it cannot be read.
+    def source_digest(self, registered: Registered) -> str:
+        """Return the digest of a kernel's source; empty where it cannot be read.
 
         For a kernel that was compiled in this boot, the digest is that of the bytes that the compiler was given. Other
         sources are read once in a boot: report, trace and rules have one digest.
         """
         state = self.states.get(registered.spec.kernel_key)
         if state is not None and state.source_sha256 and self._serves(registered):
-            return state.source_sha256, None
-        known = self.digests.get(id(registered))  # a plugin's specs may have no hash; the catalog keeps them alive
-        if known is None:
-            known = self.digests[id(registered)] = source_digest(registered.spec.backend)
-        return known
+            return state.source_sha256
+        return self.digests.of(registered).source
+
+    def digest_error(self, registered: Registered) -> BaseException | None:
+        """Return the reason where a digest of a kernel cannot be taken. The builder has that of a compiled source."""
+        found = self.digests.of(registered)
+        return found.host_error if self.source_digest(registered) else found.source_error or found.host_error
+
+    def host_digest(self, registered: Registered) -> str:
+        """Return the digest of the Python code that plans a kernel's launches; empty where it cannot be taken."""
+        return self.digests.of(registered).host
 
     def _serves(self, registered: Registered) -> bool:
         return self.decide(registered.spec.kernel_key).chosen is registered

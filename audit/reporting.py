@@ -157,7 +157,7 @@ def _kernel(evidence: Evidence, row: LookupRow) -> KernelRow:
         distribution=chosen.provider.distribution if chosen else "",
         version=chosen.provider.version if chosen else "",
         tier=chosen.spec.tier if chosen else "",
-        backend=chosen.spec.backend.name if chosen else "",
+        backend=chosen.spec.backend_name if chosen else "",
         archs=chosen.spec.archs if chosen else (),
         contract=chosen.spec.contract if chosen else "",
         stage=stage_of(last.key, evidence) if chosen else "",
@@ -171,7 +171,7 @@ def _kernel(evidence: Evidence, row: LookupRow) -> KernelRow:
 
 def _assumption(evidence: Evidence) -> Callable[[Setting], bool]:
     target = None if evidence.is_replay else evidence.target  # a trace does not name the device
-    return assumption(target, evidence.selector, lambda registered: evidence.source_digest(registered)[0])
+    return assumption(target, evidence.selector, evidence.source_digest)
 
 
 def lever_rows(

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, Self, TypeVar
 
 from kernel_muster.audit import serving
 from kernel_muster.audit.checking import Checked, check_kernels
-from kernel_muster.audit.evidence import AuditOptions, Digest, Evidence
+from kernel_muster.audit.evidence import AuditOptions, Evidence
 from kernel_muster.audit.opening import BootRequest, Opening, open_boot
 from kernel_muster.audit.render.python_words import for_program
 from kernel_muster.audit.render.text import render_text
@@ -23,7 +23,8 @@ from kernel_muster.audit.tuning.facts import tuning_facts
 from kernel_muster.audit.verdict import judge_boot, judge_opening
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.schema import QUANTS
-from kernel_muster.registry.contract.specs import STAGES, Registered
+from kernel_muster.registry.contract.digests import Digests
+from kernel_muster.registry.contract.specs import STAGES
 from kernel_muster.registry.discovery.loading import process_changed
 from kernel_muster.registry.errors import BootRefused, UsageError
 from kernel_muster.registry.findings import PROFILES, Finding
@@ -105,7 +106,7 @@ class BootSession:
         self._is_complete = True
         self._failure = ""
         self._checked = Checked()
-        self._digests: dict[int, Digest] = {}  # of sources that were read
+        self._digests = Digests()  # of sources that were read
 
     def __enter__(self) -> Self:
         if self._opening is not None:
@@ -115,7 +116,7 @@ class BootSession:
 
     def _open(self) -> None:
         self._opening = open_boot(self._boot_request)
-        self._digests = {}
+        self._digests = Digests(float(self._opening.levers["MUSTER_PLUGIN_TIMEOUT_S"] or 10))
         for name in ("manifest", "target", "levers"):  # copies of an earlier opening's
             self.__dict__.pop(name, None)
         if not self._opening.is_usable:
@@ -281,7 +282,7 @@ class BootSession:
         chosen, copies = self._opened.tuning, session.layouts.copies
         if chosen is None:
             return evidence
-        source_of = partial(_source_of, evidence)
+        source_of = evidence.source_digest
         facts = tuning_facts(chosen, session.target, evidence.levers, session.selector, copies, source_of)
         return replace(evidence, tuning=facts)
 
@@ -349,10 +350,6 @@ class BootSession:
             as_of=self._as_of.isoformat(),
         )
         return report if self._boot_request.is_command else for_program(report)
-
-
-def _source_of(evidence: Evidence, registered: Registered) -> str:
-    return evidence.source_digest(registered)[0]
 
 
 def _observer_failed(name: str, error: BaseException | None, stack: str) -> Finding:

@@ -31,9 +31,9 @@ def _row(evidence: Evidence, registered: Registered) -> list[object]:
         spec.key,
         provider.normal_name,
         provider.version,
-        spec.backend.name,
+        spec.backend_name,
         spec.tier,
         list(spec.archs),
-        evidence.source_digest(registered)[0],  # where it cannot be read, that is a finding
-        spec.host_sha256,
+        evidence.source_digest(registered),  # where it cannot be read, that is a finding
+        evidence.host_digest(registered),
     ]

@@ -72,9 +72,9 @@ def _kernel(evidence: Evidence, registered: Registered) -> TraceKernel:
         replaces_module=spec.replaces_module,
         plugin=provider.plugin,
         contract=spec.contract,
-        backend=spec.backend.name,
-        source_sha256=evidence.source_digest(registered)[0],
-        host_sha256=spec.host_sha256,
+        backend=spec.backend_name,
+        source_sha256=evidence.source_digest(registered),
+        host_sha256=evidence.host_digest(registered),
         aliases=list(spec.aliases),
         opt_in=spec.opt_in,
     )

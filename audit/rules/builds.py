@@ -43,7 +43,7 @@ def unreadable_sources(evidence: Evidence) -> list[Finding]:
         state = evidence.states.get(key)
         if chosen is None or (state is not None and state.failure is not None):
             continue
-        _, error = evidence.source_digest(chosen)
+        error = evidence.digest_error(chosen)
         if error is None:
             continue
         failure = error.finding(str(key)) if isinstance(error, BuildFailure) else None

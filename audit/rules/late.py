@@ -50,7 +50,7 @@ def _compiled(evidence: Evidence, row: LookupRow) -> KernelKey | None:
     chosen = evidence.decide(key).chosen
     if chosen is None or evidence.options.stage == "registered" or key in evidence.asked_keys:
         return None
-    return key if evidence.target.arch is not None and chosen.spec.backend.name not in ("", "python") else None
+    return key if evidence.target.arch is not None and chosen.spec.backend_name not in ("", "python") else None
 
 
 def late_registrations(evidence: Evidence) -> list[Finding]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from kernel_muster.registry.contract.specs import Registered, source_digest
+from kernel_muster.registry.contract.digests import Digests
+from kernel_muster.registry.contract.specs import Registered
 from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.keys import parse_key
 from kernel_muster.registry.levers import Setting
@@ -12,7 +13,7 @@ from kernel_muster.registry.selection.select import Selector
 def assumption(
     target: Target | None,
     selector: Selector | None,
-    source_of: Callable[[Registered], str] = lambda one: source_digest(one.spec.backend)[0],
+    source_of: Callable[[Registered], str] = lambda one: Digests().of(one).source,
 ) -> Callable[[Setting], bool]:
     """Return whether a lever's value is assumed on a target; the host has no thresholds.
 

@@ -311,5 +311,5 @@ def kernels_of(session: BootSession) -> dict[str, str]:
         if handle is not None:
             spec = handle.spec
             digest = handle.source_sha256[:12] or "(unreadable)"
-            found[row.served_by] = f"{handle.provider}, {spec.tier}, {spec.backend.name}, source {digest}"
+            found[row.served_by] = f"{handle.provider}, {spec.tier}, {spec.backend_name}, source {digest}"
     return found

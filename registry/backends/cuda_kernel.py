@@ -10,7 +10,7 @@ from kernel_muster.registry.backends.nvrtc.options import normalise_options
 from kernel_muster.registry.backends.request import BuildRequest, EntryPoint, EntryResources
 from kernel_muster.registry.contract.arrays import ArrayView
 from kernel_muster.registry.contract.signature import Bound
-from kernel_muster.registry.contract.specs import Backend
+from kernel_muster.registry.contract.specs import Backend, has_member
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.hardware.arch import Arch
 from kernel_muster.registry.values import frozen
@@ -63,7 +63,7 @@ class DeviceBackend(Protocol):
 
 def is_device_backend(backend: Backend) -> TypeGuard[DeviceBackend]:
     """Whether a backend is compiled for a device."""
-    return hasattr(backend, "request") and hasattr(backend, "plan")
+    return has_member(backend, "request") and has_member(backend, "plan")
 
 
 @frozen

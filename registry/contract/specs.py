@@ -18,6 +18,7 @@ from kernel_muster.registry.values import frozen
 
 Tier = Literal["fast", "reference"]
 Stage = Literal["registered", "compiled", "loaded", "proven"]
+_ABSENT = object()
 STAGES: tuple[Stage, ...] = ("registered", "compiled", "loaded", "proven")
 
 
@@ -42,9 +43,13 @@ class HostBackend(Backend, Protocol):
 
 def is_backend(value: object) -> bool:
     """Whether a value, no class of them, looks like a backend; its digest, which reads files, is not computed."""
-    return not isinstance(value, type) and all(
-        inspect.getattr_static(value, name, None) is not None for name in ("name", "source_sha256")
-    )
+    names = ("name", "source_sha256")
+    return not isinstance(value, type) and all(inspect.getattr_static(value, name, None) is not None for name in names)
+
+
+def has_member(value: object, name: str) -> bool:
+    """Whether a value or its class has a member; nothing of it is called."""
+    return inspect.getattr_static(value, name, _ABSENT) is not _ABSENT
 
 
 def source_digest(backend: Backend) -> tuple[str, BaseException | None]:
@@ -60,7 +65,7 @@ def source_digest(backend: Backend) -> tuple[str, BaseException | None]:
 
 def is_host_backend(backend: Backend) -> TypeGuard[HostBackend]:
     """Whether a backend runs in this process."""
-    return hasattr(backend, "launch")
+    return has_member(backend, "launch")
 
 
 @frozen
@@ -78,7 +83,7 @@ class PythonKernel:
         if unreadable := [module.__name__ for module in self.shares if source_digest_of(module) is None]:
             raise ValueError(f"shares {', '.join(unreadable)}, whose source cannot be read")
 
-    @cached_property
+    @property
     def source_sha256(self) -> str:
         """The digest of the source of its module (of its bytecode, where there is no file) and of those it shares."""
         own = sys.modules.get(self.function.__module__)
@@ -128,7 +133,17 @@ class KernelSpec:
         """The parsed archs; ValueError if malformed."""
         return tuple(parse_code_arch(entry) for entry in self.archs)
 
-    @cached_property
+    @property
+    def backend_name(self) -> str:
+        """The backend's name as it was when the spec was checked: a plugin's may change, or raise."""
+        # No cached_property: before Python 3.12 all instances share its lock, and a plugin's code may hang in it.
+        values = self.__dict__
+        if "_backend_name" not in values:
+            values["_backend_name"] = self.backend.name
+        name: str = values["_backend_name"]
+        return name
+
+    @property
     def host_sha256(self) -> str:
         """The digest of the Python code that decides how the kernel runs: planner, prepare and the backend itself.
 
@@ -137,7 +152,7 @@ class KernelSpec:
         backend: object = type(self.backend)
         with suppress(Exception):  # a plugin's backend may be anything
             known = getattr(self.backend, "host_sha256", None)
-            if isinstance(known, str):
+            if type(known) is str:
                 return known
             backend = _without_sources(self.backend)
         return digest_of_values({"backend": backend, "prepare": self.prepare})
@@ -169,7 +184,7 @@ class KernelSpec:
             kind = type(self.backend).__name__
             shown = f"the class {self.backend.__name__}" if isinstance(self.backend, type) else kind
             found.append(f"backend is {shown}, expected a Backend such as PythonKernel(function)")
-        elif named := _name_problem(self.backend):
+        elif named := _name_problem(self):
             found.append(f"backend: {named}")
         elif isinstance(self.backend, PythonKernel) and not inspect.isroutine(self.backend.function):
             found.append(f"backend: function is {type(self.backend.function).__name__}, expected a function")
@@ -182,10 +197,10 @@ class KernelSpec:
         return found
 
 
-def _name_problem(backend: Backend) -> str:
+def _name_problem(spec: KernelSpec) -> str:
     """Say why a backend's name is none that a report can hold."""
     try:
-        name = backend.name
+        name = spec.backend_name
     except Exception as error:  # noqa: BLE001  (a plugin's backend may be anything)
         return f"its name cannot be asked for: {type(error).__name__}"
     return "" if type(name) is str and name.strip() else f"name is {name!r}, expected text"

@@ -2,16 +2,19 @@
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from kernel_muster.registry.contract.contracts import Contract
-from kernel_muster.registry.contract.specs import KernelSpec
+from kernel_muster.registry.contract.specs import KernelSpec, PythonKernel
 from kernel_muster.registry.discovery.conformance import call_problems
+from kernel_muster.registry.discovery.loading import watch_failed
 from kernel_muster.registry.distributions import normal_name
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey, key_problem, parse_key
 from kernel_muster.registry.levers import CORE_LEVERS, PREFIX, Lever
+from kernel_muster.registry.plugin_code.watch import Outcome, watched
 from kernel_muster.registry.selection.catalog import PluginRow
 from kernel_muster.registry.suggestions import Names
 from kernel_muster.registry.wording import MOST_NAMED, listed
@@ -35,7 +38,9 @@ class Rejected:
         self.plugins.update(plugins)
 
 
-def check_together(plugins: Sequence[Plugin], unsound: Sequence[Plugin] = ()) -> Rejected:
+def check_together(
+    plugins: Sequence[Plugin], unsound: Sequence[Plugin] = (), timeout_s: float = 10
+) -> Rejected:  # fmt: skip
     """Apply all rules to plugins that are sound by themselves.
 
     What unsound ones would have registered counts as known: that it is missing is their finding, not their users'.
@@ -53,7 +58,7 @@ def check_together(plugins: Sequence[Plugin], unsound: Sequence[Plugin] = ()) ->
     _aliases(plugins, rejected)
     _contracts(plugins, unsound, rejected)
     _opt_ins(plugins, unsound, rejected)
-    _functions(plugins, rejected)
+    _functions(plugins, rejected, timeout_s)
     _weight_layouts(plugins, rejected)
     check_overrides(plugins, rejected, unsound)
     return rejected
@@ -265,15 +270,30 @@ def _listed(rows: Iterable[PluginRow]) -> str:
     return listed([f"{row.name} ({row.status})" for row in rows])
 
 
-def _functions(plugins: Sequence[Plugin], rejected: Rejected) -> None:
-    """The function of a host kernel takes the parameters of its contract."""
+def _functions(plugins: Sequence[Plugin], rejected: Rejected, timeout_s: float) -> None:
+    """The function of a host kernel takes the parameters of its contract. A plugin's functions are its objects."""
     known = {contract.name: contract for _, items in plugins for contract in contracts_of(items)}
     for row, items in plugins:
-        for spec in _specs(items):
-            for problem in call_problems(spec, known[spec.contract]) if spec.contract in known else ():
-                remedies = ("give the function the contract's parameters, by their names",)
-                finding = Finding("BAD_SPEC", row.name, f"{spec.key}: {problem}", (_where(row),), remedies)
-                rejected.add(finding, (row.name,))
+        specs = [spec for spec in _specs(items) if isinstance(spec.backend, PythonKernel) and spec.contract in known]
+        if not specs:
+            continue
+        check = partial(_call_problems, specs, known)
+        outcome = Outcome(check()) if row.is_host else watched(check, timeout_s, f"plugin {row.name}")
+        findings = [_bad_function(row, why) for why in outcome.value or ()]
+        if outcome.value is None:
+            when = "while its functions were compared with their contracts"
+            findings = [watch_failed(row.name, _where(row), when, outcome, timeout_s)]
+        for finding in findings:
+            rejected.add(finding, (row.name,))
+
+
+def _call_problems(specs: Sequence[KernelSpec], known: Mapping[str, Contract]) -> list[str]:
+    return [f"{spec.key}: {why}" for spec in specs for why in call_problems(spec, known[spec.contract])]
+
+
+def _bad_function(row: PluginRow, why: str) -> Finding:
+    remedies = ("give the function the contract's parameters, by their names",)
+    return Finding("BAD_SPEC", row.name, why, (_where(row),), remedies)
 
 
 def _weight_layouts(plugins: Sequence[Plugin], rejected: Rejected) -> None:

@@ -24,6 +24,7 @@ from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.keys import parse_key
 from kernel_muster.registry.levers import CORE_LEVERS
 from kernel_muster.registry.plugin_code.entered import tell_guest
+from kernel_muster.registry.plugin_code.module_sources import module_name
 from kernel_muster.registry.selection.catalog import Catalog, PluginRow, PluginStatus
 from kernel_muster.registry.suggestions import Names
 from kernel_muster.registry.values import frozen
@@ -86,7 +87,7 @@ def discover(
     drafts += [_unloaded(entry, "mismatched", blocked) for entry in found.mismatched]
     drafts += [_draft_local(name, local[name], blocked, timeout_s) for name in sorted(local) if name not in taken]
     drafts.sort(key=lambda d: (d.row.name, d.row.distribution, d.row.version, d.row.location))
-    catalog = _catalog([_with_family_keys(draft) for draft in drafts], findings)
+    catalog = _catalog([_with_family_keys(draft) for draft in drafts], findings, timeout_s)
     return catalog if remembered is None else _with_last_keys(catalog, remembered)
 
 
@@ -165,7 +166,7 @@ def _hidden_host(entries: Iterable[Entry]) -> Iterator[Finding]:
 
 
 def _draft_local(name: str, plugin: object, blocked: frozenset[str], timeout_s: float) -> Draft:
-    row = PluginRow(name, LOCAL, "", "blocked" if name in blocked else "loaded", getattr(plugin, "__name__", ""))
+    row = PluginRow(name, LOCAL, "", "blocked" if name in blocked else "loaded", module_name(plugin))
     return (
         Draft(row, Loaded()) if name in blocked else _judged(row, load_plugin(name, LOCAL, lambda: plugin, timeout_s))
     )
@@ -269,10 +270,11 @@ class _Asked:
         return Finding("PLUGIN_NOT_FOUND", name, why, (option,), remedies)
 
 
-def _catalog(drafts: list[Draft], findings: list[Finding]) -> Catalog:
+def _catalog(drafts: list[Draft], findings: list[Finding], timeout_s: float) -> Catalog:
     rejected = check_together(
         [(d.row, d.loaded.items) for d in drafts if d.is_sound],
         [(d.row, d.loaded.items) for d in drafts if not d.is_sound],
+        timeout_s,
     )
     findings += [finding for draft in drafts for finding in draft.loaded.findings]
     findings += rejected.findings

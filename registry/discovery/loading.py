@@ -1,6 +1,7 @@
 """Loading one plugin in a transaction: everything it registers, or nothing and the reasons why."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,8 @@ from kernel_muster.registry.hardware.arch import CPU
 from kernel_muster.registry.levers import Lever
 from kernel_muster.registry.plugin_code.copies import copy_of
 from kernel_muster.registry.plugin_code.process_state import process_state, put_back
-from kernel_muster.registry.plugin_code.watch import cause_chain, one_line, watched
+from kernel_muster.registry.plugin_code.python_code import remember_sources
+from kernel_muster.registry.plugin_code.watch import Outcome, cause_chain, one_line, watched
 from kernel_muster.registry.suggestions import Names
 
 _IMPL = f"{hookspecs.PROJECT}_impl"
@@ -62,19 +64,25 @@ def load_plugin(name: str, where: str, load: Callable[[], object], seconds: floa
     outcome = watched(lambda: _load(name, where, load, loaded), seconds, f"plugin {name}")
     changed = [process_changed(name, where, found) for found in [put_back(before)] if found]
     if outcome.is_hanging:
-        why = f"still importing, or in a hook, after {seconds:g} s"
-        remedies = (
-            "make its import and hooks quick",
-            RAISE_LIMIT,
-            _leave_out(name, where),
-        )
         # The abandoned thread may still write into ``loaded``: leave it alone.
-        failed = Finding("PLUGIN_LOAD_FAILED", name, why, (where,), remedies, log=outcome.stack)
-        return Loaded(findings=[failed, *changed])
+        why = f"still importing, or in a hook, after {seconds:g} s"
+        return Loaded(findings=[_hanging(name, where, why, outcome), *changed])
     if outcome.error is not None:
         loaded.findings.append(_failed(name, where, "its import failed", outcome.error))
     loaded.findings.extend(changed)
     return loaded
+
+
+def watch_failed(name: str, where: str, when: str, outcome: Outcome[Any], seconds: float) -> Finding:
+    """Return the finding of a plugin whose objects raised, or did not answer in time, when they were looked at."""
+    if outcome.error is None:
+        return _hanging(name, where, f"{when}, its code ran longer than {seconds:g} s", outcome)
+    return _failed(name, where, f"{when}, its code raised", outcome.error)
+
+
+def _hanging(name: str, where: str, why: str, outcome: Outcome[Any]) -> Finding:
+    remedies = ("make its import and hooks quick", RAISE_LIMIT, _leave_out(name, where))
+    return Finding("PLUGIN_LOAD_FAILED", name, why, (where,), remedies, log=outcome.stack)
 
 
 def process_changed(name: str, where: str, found: Sequence[str], when: str = "while it loaded") -> Finding:
@@ -101,7 +109,10 @@ def _leave_out(name: str, where: str) -> str:
 
 
 def _load(name: str, where: str, load: Callable[[], object], loaded: Loaded) -> None:
+    imported = set(sys.modules)
     plugin = load()
+    if where != LOCAL:
+        remember_sources(sys.modules.keys() - imported)
     if kind := _kind_of_no_plugin(plugin):
         named = "the plugin is" if where == LOCAL else "the entry point names"
         loaded.findings.append(_bad_spec(name, where, f"{named} {kind}, not a module"))

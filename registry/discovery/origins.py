@@ -10,6 +10,8 @@ from importlib.machinery import all_suffixes
 from importlib.metadata import Distribution
 from typing import Any
 
+from kernel_muster.registry.plugin_code.module_sources import module_value
+
 # The first field of each line of a RECORD, with quotes or without.
 _RECORDED = re.compile(r'^(?:"([^"\n]*)"|([^,"\n]*)),', re.MULTILINE)
 
@@ -55,7 +57,7 @@ def _project_of(distribution: Distribution) -> Iterator[str]:
 def strange_file(module: str, places: Sequence[str]) -> str:
     """Return the file that a module was imported from if it is none of its distribution's places; else nothing."""
     loaded = sys.modules.get(module)
-    file = getattr(loaded, "__file__", None)
+    file = module_value(loaded, "__file__")
     if not places or not isinstance(file, str):
         return ""
     real = os.path.realpath(file)

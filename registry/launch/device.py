@@ -9,11 +9,12 @@ import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.backends.cache import LOCK_SECONDS
-from kernel_muster.registry.backends.cuda_kernel import LaunchPlan, idle_problem, is_device_backend
+from kernel_muster.registry.backends.cuda_kernel import DeviceBackend, LaunchPlan, idle_problem, is_device_backend
 from kernel_muster.registry.backends.pool import BuildPool, Outcome
 from kernel_muster.registry.backends.request import BuildFailure, BuildRequest, Built, EntryPoint
 from kernel_muster.registry.contract.arrays import ArrayView
@@ -26,14 +27,29 @@ from kernel_muster.registry.hardware.target import Device
 from kernel_muster.registry.launch.prepared import InOrder, LaunchFailed, PreparedLaunch, bindings, checked
 from kernel_muster.registry.launch.runners import BuildState, Launch, LaunchOptions, Progress
 from kernel_muster.registry.launch.workspace import Places, Scratch, TensorMap, place_workspace, regions_of
-from kernel_muster.registry.plugin_code.watch import cause_chain, one_line
+from kernel_muster.registry.plugin_code.watch import cause_chain, one_line, watched
 
 # A vector load of 16 bytes is the widest that kernels use.
 ALIGNMENT = 16
+_REQUEST_SECONDS = 10.0
 
 
 def _waiting(lock: str) -> str:
     return f"waiting for another process, which holds {lock}; for {LOCK_SECONDS:g} s at most"
+
+
+def _requested(spec: KernelSpec, backend: DeviceBackend, arch: Arch) -> object:
+    """Return what a backend asks for. A plugin's own backend runs its code here, which is watched."""
+    if type(backend).__module__.startswith("kernel_muster.registry."):
+        return backend.request(arch)
+    outcome = watched(partial(backend.request, arch), _REQUEST_SECONDS, f"the backend of {spec.key}")
+    if outcome.error is not None:
+        why = f"backend {spec.backend_name} asks for no build: {one_line(outcome.error)}"
+        raise BuildFailure("COMPILE_FAILED", why, cause_chain(outcome.error))
+    if outcome.is_hanging:
+        why = f"backend {spec.backend_name} asks for no build: request() ran longer than {_REQUEST_SECONDS:g} s"
+        raise BuildFailure("COMPILE_FAILED", why, outcome.stack)
+    return outcome.value
 
 
 class BuildRunner:
@@ -63,10 +79,10 @@ class BuildRunner:
             return begun[1]
         backend = spec.backend
         if not is_device_backend(backend):
-            why = f"backend {backend.name} runs on the host: it has no code for {self._arch}"
+            why = f"backend {spec.backend_name} runs on the host: it has no code for {self._arch}"
             raise BuildFailure("NO_DEVICE_CODE", why, remedies=("give the spec a backend for devices", "or archs cpu"))
         try:
-            request = backend.request(self._arch)
+            request = _requested(spec, backend, self._arch)
             if not isinstance(request, BuildRequest):
                 raise TypeError(f"request() returned {type(request).__name__}, expected a BuildRequest")
             with self._lock:
@@ -75,7 +91,7 @@ class BuildRunner:
         except (BuildFailure, KeyboardInterrupt):
             raise
         except BaseException as error:  # (a plugin's code may raise anything, SystemExit too)
-            why = f"backend {backend.name} asks for no build: {one_line(error)}"
+            why = f"backend {spec.backend_name} asks for no build: {one_line(error)}"
             raise BuildFailure("COMPILE_FAILED", why, cause_chain(error)) from error
 
     def join(self, progress: Progress | None = None) -> None:
@@ -158,7 +174,7 @@ class DeviceRunner(BuildRunner):
     def _plans(self, owner: str, spec: KernelSpec, bound: Bound) -> "tuple[_Module, tuple[LaunchPlan, ...]]":
         backend = spec.backend
         if not is_device_backend(backend):
-            raise MusterError(f"{owner}: backend {backend.name} does not run on a device")
+            raise MusterError(f"{owner}: backend {spec.backend_name} does not run on a device")
         module = self._module(spec)
         for name, view in bound.views.items():
             self._check(owner, name, view, name in backend.strided)

@@ -136,7 +136,7 @@ class HostRunner:
         """Return a call of the kernel's function; ContractError for an array that is not host memory."""
         backend = spec.backend
         if not is_host_backend(backend):
-            raise MusterError(f"{owner}: backend {backend.name} does not run on the host")
+            raise MusterError(f"{owner}: backend {spec.backend_name} does not run on the host")
         for name, view in bound.views.items():
             if view.device >= 0:
                 raise ContractError(f"{owner}: {name} lies on cuda:{view.device}, expected host memory")

@@ -4,9 +4,13 @@ What a plugin keeps hold of it may change later, and a class of its own may answ
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+_MOST = 100_000
 
 
 def copy_of(item: Any, kind: type) -> Any:
@@ -25,6 +29,9 @@ def _plain(value: Any) -> Any:
         return str.__str__(value)
     if type(value) is tuple:
         return tuple(map(_plain, value))
-    if type(value) is dict:
-        return {_plain(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, Mapping):
+        pairs = list(islice(value.items(), _MOST + 1))
+        if len(pairs) > _MOST:
+            raise TypeError(f"a mapping has more than {_MOST} items")
+        return {_plain(key): _plain(one) for key, one in pairs}
     return value

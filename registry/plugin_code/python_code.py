@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache, partial
-from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoader, SourcelessFileLoader
-from pathlib import Path, PurePath
+from functools import partial
+from importlib.machinery import ModuleSpec
+from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from kernel_muster.registry.plugin_code.regular_files import read_regular
+from kernel_muster.registry.plugin_code.module_sources import SourceChanged, module_value, read_source, source_of
 
 _HOST = "kernel_muster"
 #: What the host itself is, its version says; its plugins are plugins like others.
@@ -27,27 +27,26 @@ _IMPORT = re.compile(
     rb"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]*(\([^)]*\)|[^\n#;]*)|import[ \t]+([^\n#;]*))", re.MULTILINE
 )
 _NAME = re.compile(r"[\w.]+")
-_PLAIN_FILES = (SourceFileLoader, SourcelessFileLoader, ExtensionFileLoader)
+#: By source and name: what a module imports takes long to find. The source is kept, so that its id stays its own.
+_IMPORTED: dict[tuple[int, str], tuple[bytes | None, tuple[bytes, tuple[str, ...]] | None]] = {}
+_MOST_VALUES = 100_000
 _NUMBERS = (bool, int, float, complex, bytes, type(None), type(Ellipsis))
 
 
-@cache
 def source_digest_of(module: ModuleType) -> bytes | None:
-    """Return the digest of a module's source, read once: what runs is what was imported. None if there is no file."""
-    file = getattr(module, "__file__", None)
-    source = None if file is None else _source(file, getattr(module, "__loader__", None))
+    """Return the digest of the source that a module was imported from. None if there is no file.
+
+    SourceChanged where the file is another now.
+    """
+    source = source_of(module)
     return None if source is None else hashlib.sha256(source).digest()
 
 
-def _source(file: str, loader: Any) -> bytes | None:
-    try:
-        # A loader of plain files would wait for a pipe; one of archives alone can read them.
-        if isinstance(loader, _PLAIN_FILES) or not hasattr(loader, "get_data"):
-            return read_regular(Path(file))
-        data: bytes = loader.get_data(file)
-    except OSError:
-        return None
-    return data
+def remember_sources(names: Iterable[str]) -> None:
+    """Read the sources of modules that a plugin has just imported, as far as they count as its code."""
+    for name in names:
+        if name.partition(".")[0] != _HOST and _root(name):
+            _digests(name)
 
 
 def code_digest_of(function: Any) -> bytes:
@@ -92,7 +91,7 @@ class _Described:
         self._open: list[object] = []
 
     def of(self, value: object) -> str:
-        """Describe a value; what it is alone says nothing is its type's name."""
+        """Describe a value; an object without values of its own is shown by its type."""
         if type(value) in _NUMBERS:
             return repr(value)
         if type(value) is str:
@@ -119,11 +118,12 @@ class _Described:
         if isinstance(value, type):
             return self._in(value.__module__, value.__qualname__)
         if isinstance(value, Mapping):
-            return f"{{{', '.join(sorted(f'{self.of(key)}: {self.of(one)}' for key, one in value.items()))}}}"
+            pairs = (f"{self.of(key)}: {self.of(one)}" for key, one in _first(value.items()))
+            return f"{{{', '.join(sorted(pairs))}}}"
         if isinstance(value, set | frozenset):
-            return f"{{{', '.join(sorted(map(self.of, value)))}}}"
+            return f"{{{', '.join(sorted(map(self.of, _first(value))))}}}"
         if isinstance(value, Sequence) and not isinstance(value, range):
-            return f"[{', '.join(map(self.of, value))}]"
+            return f"[{', '.join(map(self.of, _first(value)))}]"
         return self._object(value)
 
     def _in(self, module: str, name: str) -> str:
@@ -159,6 +159,14 @@ class _Described:
         # A cached property, say, stands among an object's own values too, once it was asked for.
         own = {name: one for name, one in _own(value).items() if not hasattr(type(value), name)}
         return f"{kind}({self.of(own)})"
+
+
+def _first(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield values; ValueError for more than a closure holds: a plugin's own sequence may never end."""
+    for at, value in enumerate(values):
+        if at == _MOST_VALUES:
+            raise ValueError(f"more than {_MOST_VALUES} values")
+        yield value
 
 
 def _homes(value: Any) -> Iterator[str]:
@@ -216,24 +224,30 @@ def _sources(modules: Iterable[str]) -> dict[str, bytes]:
 
 def _digests(name: str) -> tuple[bytes, tuple[str, ...]] | None:
     """Return the digest of a module's source, and which modules of its own package it may import; None without any."""
-    with suppress(Exception):  # what stands for a module may be anything
+    try:
         if (module := sys.modules.get(name)) is not None:
             return _digests_of(module, name)
-        if (spec := _found(name)) is not None and spec.origin is not None:
-            return _digests_in(spec.origin, spec.loader, name, spec.parent)
+        if (spec := _found(name)) is not None and spec.origin is not None and spec.origin.endswith(".py"):
+            return _digests_in(read_source(spec.origin, spec.loader), name, spec.parent)
+    except SourceChanged:
+        raise
+    except Exception:  # noqa: BLE001  (what stands for a module may be anything)
+        return None
     return None
 
 
-@cache
 def _digests_of(module: ModuleType, name: str) -> tuple[bytes, tuple[str, ...]] | None:
-    file = getattr(module, "__file__", None)
-    package = getattr(module, "__package__", None) or (name if hasattr(module, "__path__") else name.rpartition(".")[0])
-    return None if file is None else _digests_in(file, getattr(module, "__loader__", None), name, package)
-
-
-def _digests_in(file: str, loader: Any, name: str, package: str | None) -> tuple[bytes, tuple[str, ...]] | None:
     """Read a source in Python; machine code of an extension module is another on each machine."""
-    source = _source(file, loader) if file.endswith(".py") else None
+    file, has_path = module_value(module, "__file__"), module_value(module, "__path__") is not None
+    package = module_value(module, "__package__") or (name if has_path else name.rpartition(".")[0])
+    source = source_of(module) if type(file) is str and file.endswith(".py") else None
+    known = _IMPORTED.get((id(source), name))
+    if known is None:
+        known = _IMPORTED[id(source), name] = source, _digests_in(source, name, package)
+    return known[1]
+
+
+def _digests_in(source: bytes | None, name: str, package: str | None) -> tuple[bytes, tuple[str, ...]] | None:
     if source is None:
         return None
     root = _root(name)

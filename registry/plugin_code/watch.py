@@ -5,18 +5,21 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
 import pluggy
 from kernel_muster.registry.plugin_code.entered import entered
+from kernel_muster.registry.plugin_code.plain_text import class_name
 from kernel_muster.registry.values import frozen
 
 _T = TypeVar("_T")
 _Calls = SimpleQueue[Callable[[], object] | None]
 _LONGEST = 300
+_VALUES: Any = vars(BaseException)["__dict__"]
+_KEPT = "_muster_text"
 _REGISTRY = os.path.dirname(os.path.dirname(__file__))
 _MACHINERY = (_REGISTRY + os.sep, os.path.dirname(pluggy.__file__) + os.sep, threading.__file__)
 
@@ -107,6 +110,7 @@ def _outcome_of(call: Callable[[], _T]) -> Outcome[_T]:
     try:
         outcome = Outcome(call())
     except BaseException as error:  # noqa: BLE001  (the one place where foreign exceptions become values)
+        _keep_texts(error)
         outcome = Outcome(error=error)
     if os.getpid() != own:  # what the call forked has this thread alone, and nobody who would give it work or end it
         os._exit(1)
@@ -133,13 +137,7 @@ def _stack(frame: FrameType) -> list[str]:
 
 def cause_chain(error: BaseException) -> str:
     """Return an exception and what caused it, one line each, with where it was raised."""
-    lines = []
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        lines.append(f"{type(current).__name__}: {_text(current)}{_place(current)}")
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    lines = [f"{class_name(one)}: {_text(one)}{_place(one)}" for one in _chain(error)]
     return "\n  because of ".join(lines)
 
 
@@ -147,7 +145,7 @@ def one_line(error: BaseException) -> str:
     """Return an exception and its message on one line of bounded length."""
     text = " ".join(_text(error).split())
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{class_name(error)}: {text}" if text else class_name(error)
 
 
 def located(error: BaseException) -> str:
@@ -156,12 +154,36 @@ def located(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
+    """Return an exception's text: that of a plugin's own class was taken where its code is watched."""
+    kept = _VALUES.__get__(error).get(_KEPT)
+    return kept if type(kept) is str else _own_text(error)
+
+
+def _keep_texts(error: BaseException) -> None:
+    """Take the texts of an exception and of its causes here, where the code of a plugin may hang or raise."""
+    for one in _chain(error):
+        values = _VALUES.__get__(one)
+        if _KEPT not in values:
+            values[_KEPT] = _own_text(one)
+
+
+def _own_text(error: BaseException) -> str:
     try:
-        return str(error)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # noqa: BLE001  (an exception whose own text raises still has to be reported)
+        text = str(error)
+    except BaseException as inner:
+        if is_interrupt(inner):
+            raise
         return "(its text cannot be shown)"
+    return text if type(text) is str else str.__str__(text)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        yield current
+        seen.add(id(current))
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
 
 
 def _place(error: BaseException) -> str:

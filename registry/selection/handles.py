@@ -7,8 +7,9 @@ from weakref import WeakSet
 
 from kernel_muster.registry.contract.arrays import ArrayView, view_of
 from kernel_muster.registry.contract.contracts import Contract
+from kernel_muster.registry.contract.digests import Digests
 from kernel_muster.registry.contract.signature import Bound
-from kernel_muster.registry.contract.specs import KernelSpec, Provider, source_digest
+from kernel_muster.registry.contract.specs import KernelSpec, Provider, Registered
 from kernel_muster.registry.errors import ContractError, NullKernelError
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.launch.runners import Launch, LaunchMemory, LaunchOptions, Runner
@@ -113,7 +114,8 @@ class Handle:
 
         It is empty where the source cannot be read.
         """
-        return self._runner.state(self._spec).source_sha256 or source_digest(self._spec.backend)[0]
+        known = self._runner.state(self._spec).source_sha256
+        return known or Digests().of(Registered(self._spec, self._provider)).source
 
     def prepare_weight(self, weight: Any) -> Any:
         """Return a logical weight in this kernel's layout; the logical weight itself is left as it is.

@@ -188,7 +188,7 @@ def _entry(number: int, candidate: "Candidate", decision: "Decision", selector: 
         ("plugin", registered.provider.plugin),
         ("archs", " ".join(spec.archs)),
         ("tier", spec.tier),
-        ("backend", spec.backend.name),
+        ("backend", spec.backend_name),
         ("rule", candidate.rule),
         ("reason", candidate.reason),
         ("to change it", _change(candidate, decision, selector)),

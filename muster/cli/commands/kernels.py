@@ -83,7 +83,7 @@ def _row(registered: "Registered", selector: "Selector | None") -> dict[str, Any
         "version": provider.version,
         "tier": spec.tier,
         "archs": list(spec.archs),
-        "backend": spec.backend.name,
+        "backend": spec.backend_name,
         "contract": spec.contract,
         "weight_layout": spec.weight_layout or "",
         "deterministic": spec.deterministic,

@@ -38,7 +38,9 @@ def test_runner_says_how_many_builds_there_are_before_the_first_ends(builder, re
     good, broken = requests[:2]
     runner = BuildRunner(good.arch, builder)
     for request in (good, broken, good):
-        runner.start(SimpleNamespace(backend=SimpleNamespace(request=lambda arch, one=request: one, plan=None)))
+        runner.start(
+            SimpleNamespace(backend=SimpleNamespace(request=lambda arch, one=request: one, plan=None), key="a::b")
+        )
     seen = []
     runner.join(lambda *progress: seen.append(progress))
     assert seen[0] == (0, 2, f"builds for {good.arch}, 2 in all")
@@ -145,7 +147,7 @@ def test_lock_that_keeps_a_build_waiting_is_shown_with_its_path(tmp_path, make_r
 
     held = FileLock(lock)
     held.acquire()
-    runner.start(SimpleNamespace(backend=SimpleNamespace(request=lambda arch: request, plan=None)))
+    runner.start(SimpleNamespace(backend=SimpleNamespace(request=lambda arch: request, plan=None), key="a::b"))
     runner.join(show)
     assert seen == [
         (0, 1, f"builds for {request.arch}, 1 in all"),
