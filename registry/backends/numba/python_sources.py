@@ -11,7 +11,7 @@ from kernel_muster.registry.backends.nvrtc.closure import read_source
 from kernel_muster.registry.backends.request import BuildFailure
 
 # Not followed: their versions are part of a cache key instead. Plugins of the host's own are followed as others are.
-_OTHERS = frozenset({"cuda", "kernel_muster", "ml_dtypes", "numba", "numpy"}) | sys.stdlib_module_names
+_OTHERS = frozenset({"cuda", "kernel_muster", "ml_dtypes", "numba", "numpy", "triton"}) | sys.stdlib_module_names
 _HOST_PLUGINS = "kernel_muster.plugins."
 
 Sources = tuple[tuple[str, bytes], ...]
@@ -26,7 +26,7 @@ def read_sources(source: Path) -> Sources:
     names = _imports(source, found[""], "")
     while names:
         name = names.pop()
-        path = None if name in found else _module_file(name)
+        path = None if name in found else module_file(name)
         if path is not None:
             found[name] = read_source(path)
             names += _imports(path, found[name], name if path.name == "__init__.py" else name.rpartition(".")[0])
@@ -72,7 +72,7 @@ def _is_followed(name: str) -> bool:
     return name.partition(".")[0] not in _OTHERS or f"{name}.".startswith(_HOST_PLUGINS)
 
 
-def _module_file(name: str) -> Path | None:
+def module_file(name: str) -> Path | None:
     """Return the file of a module; None for what is no module, or has no source."""
     try:
         spec = importlib.util.find_spec(name)
