@@ -1,34 +1,35 @@
-// BF16 weights x BF16 activations for a few rows, one read of the weights: what all kernels of it share.
+// Device functions of the GEMV with BF16 weights, small M, one read of the weights. Used by dense_gemm/gemv_kernels.cuh
+// and nvfp4_gemv/gemv_gdn_in.cu. sm_80 and newer.
 //
 //   out[m, n] = BF16(sum_k x[m, k] * weight[n, k])
 //
-// Weights [N, K] row-major are the A operand of mma.sync.m16n8k16 as they are: lane (g, t) reads 32 contiguous bytes of
-// rows g and g + 8, and the same k of x, or the other way round. K is shared in blocks of 64 by warps in turn; a warp
-// adds on four sums, these are added in a fixed order, and so are those of the warps, the same for any M: rows do not
-// depend on each other.
+// Weights [N, K] row-major are one operand of mma.sync.m16n8k16 without a re-layout: lane (g, t) reads 32 contiguous
+// bytes of rows g and g + 8, and the same k of x. Split-K: warps take blocks of 64 k in turn. A warp has four
+// accumulators, which are added in a fixed order, as are the partials of the warps. The order does not depend on M:
+// rows are independent of each other.
 #pragma once
 #include "global_memory.cuh"
 #include "mma.cuh"
 #include "nvfp4_mma.cuh"
 
-constexpr int BLOCK_K = 64;  // 16 k a lane
+constexpr int BLOCK_K = 64;  // 16 k in each lane
 
-// Who shares K: WARPS warps each of RANKS ranks, in turn; and how many blocks of k a warp has on their way. Sums are
-// added within ranks first.
+// Split-K over WARPS warps of each of RANKS blocks of a cluster, with DEPTH blocks of k in flight in a warp. Partials
+// are added within a rank first.
 template <int WARPS_, int RANKS_, int DEPTH_>
-struct Sharing {
+struct SplitK {
     static constexpr int WARPS = WARPS_, RANKS = RANKS_, DEPTH = DEPTH_, THREADS = WARPS_ * 32;
 };
-using Many = Sharing<8, 1, 2>;
-// Where there are too few features for a device, and clusters.
+using LargeN = SplitK<8, 1, 2>;
+// Fewer tiles than multiprocessors: split-K over a cluster too.
 #if __CUDA_ARCH__ >= 900
-using Few = Sharing<4, 8, 3>;
+using SmallN = SplitK<4, 8, 3>;
 #else
-using Few = Many;
+using SmallN = LargeN;
 #endif
 
 struct Rows16 {
-    uint4 low[2], high[2];  // 16 k of row g, of row g + 8: A
+    uint4 low[2], high[2];  // 16 k of row g and of row g + 8: the A operand
 };
 
 // x[row, k .. k + 15] for NT groups of 8 rows; rows from M on, and k from K on, are zeros.

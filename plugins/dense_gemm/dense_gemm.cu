@@ -1,6 +1,6 @@
-// Products with BF16 weights for every architecture but sm_90a.
+// Entry points of GEMV and GEMM with BF16 weights, sm_80 and newer except sm_90a. Launched by launch.py.
 #include "bf16.cuh"
-#include "dense_gemm.cuh"
+#include "gemm_mma.cuh"
 
 DENSE_GEMM(narrow, Narrow, )
 DENSE_GEMM(spread, Spread, SPREAD_CLUSTER)

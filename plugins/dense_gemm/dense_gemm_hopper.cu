@@ -1,7 +1,8 @@
-// Products with BF16 weights for sm_90a: bulk copies and wgmma, where rows are aligned.
-#include "dense_brought.cuh"
-#include "dense_gemm.cuh"
-#include "dense_split.cuh"
+// Entry points of GEMV and GEMM with BF16 weights for sm_90a: TMA and wgmma where rows are aligned. Launched by
+// launch.py.
+#include "gemv_tma.cuh"
+#include "gemm_mma.cuh"
+#include "gemm_split_k.cuh"
 
 DENSE_WGMMA(n256, 256, 4)
 DENSE_WGMMA(n192, 192, 5)

@@ -1,5 +1,5 @@
-// NVFP4 GEMV: out[M, N], one entry point a split of K and a shape. Grid: ceil(N / 16) tiles, or half as many pairs
-// (times the cluster).
+// NVFP4 GEMV: out[M, N], one entry point for each split of K and tile configuration. Launched by launch.py. Grid:
+// ceil(N / 16) tiles, or half as many pairs, times the cluster size.
 #pragma once
 #include "splits.cuh"
 
@@ -9,7 +9,7 @@
         const __nv_bfloat16* __restrict__ x, /* [M, K], rows x_stride apart */                             \
         __nv_bfloat16* __restrict__ out,     /* [M, N] */                                                  \
         float scale, int x_stride, int M, int N, int K) {                                                  \
-        const Place<SPLIT> at;                                                                             \
+        const GridPosition<SPLIT> at;                                                                      \
         gemv_tiles<ROWS / 8, SPLIT>(weight, x, x_stride, scale * EXPONENT_GAP, M, N, K, at.group, at.rank, \
                                     [=](int m, int n, float v) { out[(size_t)m * N + n] = rounded(v); });  \
     }

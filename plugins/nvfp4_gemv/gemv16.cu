@@ -1,12 +1,12 @@
-// NVFP4 GEMV for M <= 16: a file of its own, so that both compile at once. With -DRESIDENT, for Hopper, very many
-// features have entry points of their own.
+// Entry points of the NVFP4 GEMV for M <= 16 (gemv.cuh), in a separate file so that both compile in parallel. With
+// -DPERSISTENT, for Hopper, large N has a persistent kernel. Launched by launch.py. sm_80 and newer.
 #include "gemv.cuh"
 
 FOR_EACH_SPLIT(GEMV, 16)
-#ifdef RESIDENT
-#include "gemv_resident.cuh"
-GEMV_RESIDENT(k2048, K2048, 2048)
-GEMV_RESIDENT(k5120, K5120, 5120)
+#ifdef PERSISTENT
+#include "gemv_persistent.cuh"
+GEMV_PERSISTENT(k2048, K2048, 2048)
+GEMV_PERSISTENT(k5120, K5120, 5120)
 #else
-GEMV(k5120_many, K5120Many, 16)
+GEMV(k5120_many, K5120LargeN, 16)
 #endif

@@ -1,25 +1,24 @@
-// The ways to split K that entry points are made for, how a warp works in each, and the macro that makes entry points.
+// The splits of K that have entry points, with the tile configuration of each, and the macros of entry points.
 //
-// launch.py chooses by N and K; figures in records/ (H200, cold L2, M = 1, 8 and 16). About 20 warps on a
-// multiprocessor hide the latency. Two tiles a warp halve what is read of x, and lose where they fill the device less
-// evenly.
+// launch.py chooses by N and K; figures in records/ (H200, cold L2, M = 1, 8 and 16). About 20 warps a multiprocessor
+// hide the latency. Two tiles a warp halve the reads of x, and are slower where they fill the last wave less evenly.
 #pragma once
 #include "cluster.cuh"
 #include "nvfp4_gemv.cuh"
 #include "pdl.cuh"
 
 #if __CUDA_ARCH__ >= 900
-constexpr int PAIR = 2;
-#else  // no clusters: as many warps in one block
-constexpr int PAIR = 1;
+constexpr int PAIR_CLUSTER = 2;
+#else  // no clusters: the same number of warps in one block
+constexpr int PAIR_CLUSTER = 1;
 #endif
-template <int WARPS, class SHAPE_8, class SHAPE_16>
-using OfTwoBlocks = Split<PAIR == 2 ? WARPS : 2 * WARPS, PAIR, SHAPE_8, SHAPE_16>;
+template <int WARPS, class CONFIG_8, class CONFIG_16>
+using OverTwoBlocks = Split<PAIR_CLUSTER == 2 ? WARPS : 2 * WARPS, PAIR_CLUSTER, CONFIG_8, CONFIG_16>;
 
-// What pays off where a launch waits for the one ahead was measured on Hopper only: H200, layers of dependent launches,
-// us a layer before / after. 2048 x 4096, a supertile decoded early: 25.8 / 24.5. 5120 x 6144, 20 warps a
-// multiprocessor instead of 24: 71.1 / 70.5. 17408 x 5120 twice (gemv_dual_silu.cu), half a supertile early: 70.6 /
-// 69.4.
+// Configurations for PDL, measured on Hopper only. H200, layers of dependent launches, us a layer without / with:
+//   2048 x 4096, a supertile decoded before pdl_wait                           25.8 / 24.5
+//   5120 x 6144, 20 warps a multiprocessor instead of 24                       71.1 / 70.5
+//   17408 x 5120 twice (gemv_dual_silu.cu), half a supertile decoded early     70.6 / 69.4
 #if __CUDA_ARCH__ == 900
 template <class HOPPER, class OTHER>
 using OnHopper = HOPPER;
@@ -28,24 +27,25 @@ template <class HOPPER, class OTHER>
 using OnHopper = OTHER;
 #endif
 
-using AnyK = Split<8, 1, Shape<1, 4, 16, 0>, Shape<1, 2, 16, 0>>;
-using K2048Few = Split<8, 1, Shape<1, 4, 16, 2048>, Shape<1, 1, 16, 2048>>;
-using K2048 = Split<4, 1, Shape<1, 4, 24, 2048>, Shape<1, 2, 20, 2048>>;
-using K2048Pair = Split<4, 1, Shape<2, 1, 20, 2048>, Shape<2, 1, 16, 2048, 0, true>>;
-using K4096 = Split<8, 1, Shape<1, 4, 16, 4096>, Shape<1, 4, 16, 4096, 0, true>>;
-using K4096Early = Split<8, 1, OnHopper<Shape<1, 1, 8, 4096, 4>, Shape<1, 4, 16, 4096>>, void>;
-using K5120Few = OfTwoBlocks<10, Shape<1, 4, 20, 5120>, Shape<1, 2, 20, 5120>>;
-using K5120 = Split<4, 1, Shape<1, 4, 20, 5120>, Shape<1, 1, 20, 5120>>;
-using K5120Pair = Split<4, 1, Shape<2, 1, 16, 5120>, Shape<2, 2, 16, 5120, 0, true>>;
-using K5120Many = Split<4, 1, Shape<1, 1, 24, 0>, Shape<2, 2, 16, 0>>;
-using K6144 = OfTwoBlocks<4, OnHopper<Shape<1, 4, 20, 6144>, Shape<1, 4, 24, 6144>>, Shape<1, 1, 20, 6144>>;
-using K17408 = OfTwoBlocks<4, Shape<1, 4, 20, 17408>, Shape<1, 1, 20, 17408, 0, true>>;
+using AnyK = Split<8, 1, TileConfig<1, 4, 16, 0>, TileConfig<1, 2, 16, 0>>;
+using K2048SmallN = Split<8, 1, TileConfig<1, 4, 16, 2048>, TileConfig<1, 1, 16, 2048>>;
+using K2048 = Split<4, 1, TileConfig<1, 4, 24, 2048>, TileConfig<1, 2, 20, 2048>>;
+using K2048Pair = Split<4, 1, TileConfig<2, 1, 20, 2048>, TileConfig<2, 1, 16, 2048, 0, true>>;
+using K4096 = Split<8, 1, TileConfig<1, 4, 16, 4096>, TileConfig<1, 4, 16, 4096, 0, true>>;
+using K4096EarlyDecode = Split<8, 1, OnHopper<TileConfig<1, 1, 8, 4096, 4>, TileConfig<1, 4, 16, 4096>>, void>;
+using K5120SmallN = OverTwoBlocks<10, TileConfig<1, 4, 20, 5120>, TileConfig<1, 2, 20, 5120>>;
+using K5120 = Split<4, 1, TileConfig<1, 4, 20, 5120>, TileConfig<1, 1, 20, 5120>>;
+using K5120Pair = Split<4, 1, TileConfig<2, 1, 16, 5120>, TileConfig<2, 2, 16, 5120, 0, true>>;
+using K5120LargeN = Split<4, 1, TileConfig<1, 1, 24, 0>, TileConfig<2, 2, 16, 0>>;
+using K6144 =
+    OverTwoBlocks<4, OnHopper<TileConfig<1, 4, 20, 6144>, TileConfig<1, 4, 24, 6144>>, TileConfig<1, 1, 20, 6144>>;
+using K17408 = OverTwoBlocks<4, TileConfig<1, 4, 20, 17408>, TileConfig<1, 1, 20, 17408, 0, true>>;
 
-// Of the depths that inputs of layers have; and what only the plain form needs beside them.
+// Splits for the K of layer inputs; and all splits of the plain GEMV.
 // clang-format off
 #define FOR_EACH_INPUT_SPLIT(ENTRY, ROWS) \
-    ENTRY(any, AnyK, ROWS) ENTRY(k2048_few, K2048Few, ROWS) ENTRY(k2048, K2048, ROWS) \
-    ENTRY(k5120_few, K5120Few, ROWS) ENTRY(k5120, K5120, ROWS) ENTRY(k5120_pair, K5120Pair, ROWS)
+    ENTRY(any, AnyK, ROWS) ENTRY(k2048_few, K2048SmallN, ROWS) ENTRY(k2048, K2048, ROWS) \
+    ENTRY(k5120_few, K5120SmallN, ROWS) ENTRY(k5120, K5120, ROWS) ENTRY(k5120_pair, K5120Pair, ROWS)
 #define FOR_EACH_SPLIT(ENTRY, ROWS) \
     FOR_EACH_INPUT_SPLIT(ENTRY, ROWS) ENTRY(k2048_pair, K2048Pair, ROWS) ENTRY(k4096, K4096, ROWS) \
     ENTRY(k6144, K6144, ROWS) ENTRY(k17408, K17408, ROWS)
@@ -58,11 +58,11 @@ using K17408 = OfTwoBlocks<4, Shape<1, 4, 20, 17408>, Shape<1, 1, 20, 17408, 0, 
 #define SPLIT_BOUNDS(P, ROWS) __launch_bounds__(P::WARPS * 32, (P::template BLOCKS<ROWS / 8>))
 #endif
 
-// Which group of tiles a block works on, as rank of its cluster.
+// The tile group of a block, and its rank in the cluster.
 template <class P>
-struct Place {
+struct GridPosition {
     int group = blockIdx.x, rank = 0;
-    __device__ __forceinline__ Place() {
+    __device__ __forceinline__ GridPosition() {
         pdl_launch_dependents();
 #if __CUDA_ARCH__ >= 900
         if constexpr (P::CLUSTER > 1) {

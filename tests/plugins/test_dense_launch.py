@@ -43,7 +43,7 @@ def plan(backend, contract, dims, **changes):
     ],
 )
 def test_form_of_the_wide_tile_by_rounds(rows, features, form):
-    assert launch.wgmma_form(rows, features, 132) == form
+    assert launch.wgmma_config(rows, features, 132) == form
 
 
 def test_router_and_few_rows_never_take_the_wide_tile():
@@ -120,16 +120,16 @@ def test_gemv_takes_the_form_of_its_features_and_rows(dims, entry, grid):
 )
 def test_tiles_of_eight_features_are_for_few_blocks(rows, features, depth, form):
     entries = dict.fromkeys(names(HOPPER), EntryResources(1, 0, 0, 128, (8, 1, 1), (), 3))
-    entry, grid = launch.few_form(rows, features, depth, 132, entries)
+    entry, grid = launch.small_n_entry(rows, features, depth, 132, entries)
     assert (entry.removeprefix("dense_gemv_few_"), grid) == form
 
 
 def test_few_features_have_all_of_k_on_its_way_that_the_source_says():
     text = (INCLUDE_DIR / "dense_gemv.cuh").read_text()
-    (sharing,) = re.findall(r"using Few = Sharing<(\d+), (\d+), (\d+)>;", text)
+    (sharing,) = re.findall(r"using SmallN = SplitK<(\d+), (\d+), (\d+)>;", text)
     warps, ranks, rounds = map(int, sharing)
-    assert f"constexpr int BLOCK_K = {launch.FEW_BLOCK};" in text
-    assert warps * ranks * rounds * launch.FEW_BLOCK == launch.FEW_DEPTH
+    assert f"constexpr int BLOCK_K = {launch.SMALL_N_BLOCK};" in text
+    assert warps * ranks * rounds * launch.SMALL_N_BLOCK == launch.SMALL_N_DEPTH
 
 
 def test_more_rows_of_few_features_are_groups_of_rows_of_the_gemv_on_hopper():
@@ -162,12 +162,12 @@ def test_shared_memory_is_what_the_source_asks_for():
     split, stages = launch._SPLIT, int(stages)
     assert split.features == int(features)
     assert split.shared_bytes == stages * (split.rows + split.features) * 128 + stages * 16 + 1024
-    (brought,) = re.findall(r"brought_tiles<Brought<(.*)>>", (SOURCE / "dense_brought.cuh").read_text())
+    (brought,) = re.findall(r"gemv_tma_tiles<GemvTmaConfig<(.*)>>", (SOURCE / "gemv_tma.cuh").read_text())
     groups, tiles, stages = map(int, brought.split(", "))
     rows, features, warps = 8 * groups, 16 * tiles, 8
-    assert (launch._BROUGHT.rows, launch._BROUGHT.features) == (rows, features)
+    assert (launch._GEMV_TMA.rows, launch._GEMV_TMA.features) == (rows, features)
     sums = warps * rows * (features + 4) * 4
-    assert launch._BROUGHT.shared_bytes == stages * (rows + features) * 128 + sums + stages * 16 + 1024
+    assert launch._GEMV_TMA.shared_bytes == stages * (rows + features) * 128 + sums + stages * 16 + 1024
 
 
 def test_hopper_has_every_entry_that_the_plan_can_name_there():

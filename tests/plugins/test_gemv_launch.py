@@ -72,9 +72,25 @@ def arguments(backend, name, **dims):
     ],
 )
 def test_shape_depends_on_the_rows_and_the_split_of_k_does_not(features, depth, at_8, at_16):
-    assert [launch.shape_of(features, depth, rows) for rows in (8, 16)] == [at_8, at_16]
+    assert [launch.config_of(features, depth, rows, 132) for rows in (8, 16)] == [at_8, at_16]
     split = launch.split_of(features, depth)
     assert {re.sub("_(pair|many|early)$", "", name) for name, _ in (at_8, at_16)} == {split}
+
+
+@pytest.mark.parametrize(
+    ("features", "depth", "rows", "few", "many"),
+    [
+        (8448, 5120, 8, ("k5120_pair", 2), ("k5120", 1)),
+        (8448, 5120, 16, ("k5120", 1), ("k5120_pair", 2)),
+        (9216, 2048, 8, ("k2048_pair", 2), ("k2048", 1)),
+        (2048, 4096, 8, ("k4096", 1), ("k4096_early", 1)),
+    ],
+)
+def test_tiles_a_warp_depend_on_the_multiprocessors_of_the_device(features, depth, rows, few, many):
+    multiprocessors = 66 if rows == 8 else 64
+    assert launch.config_of(features, depth, rows, multiprocessors) == few
+    assert launch.config_of(features, depth, rows, 2 * multiprocessors) == many
+    assert [launch.wide_of(2048, 4096, 32, count) for count in (127, 128)] == [("8_pair", 2), ("8", 1)]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +163,7 @@ def test_every_choice_has_an_entry_point_and_every_entry_point_is_chosen(backend
 
 
 def test_every_form_of_a_layers_input_has_an_entry_point_and_every_entry_point_serves_one():
-    splits = {launch._input_form(n, k)[0] for n, k in SHAPES}
+    splits = {launch._input_config(n, k, 132)[0] for n, k in SHAPES}
     for backend, form in ((launch.GDN_IN, "gemv_gdn_in"), (launch.QG, "gemv_parts")):
         names = {entry.name for entry in backend.request(parse_arch("sm_90a")).entries}
         own = splits - {"k2048_few"} if backend is launch.GDN_IN else splits
@@ -199,7 +215,7 @@ def test_fused_activation_has_the_split_of_two_weights_and_a_block_for_a_tile_of
     split, blocks = expected
     made = plan(launch.DUAL_SILU, "w4a16_gemv_dual_silu", M=1, N=features, K=depth)
     assert made == (f"gemv_dual_silu_{split}_m8", (blocks, 1, 1))
-    dual, _ = launch._input_form(2 * features, depth)
+    dual, _ = launch._input_config(2 * features, depth, 132)
     assert dual.removesuffix("_pair") == split
 
 

@@ -55,7 +55,7 @@ PEEKED = {
     "unpermute_reduce_*": {1: "slots"},
 }
 # Maps that what is read here does not tell from the weight's: who brings x has waited (w4a16_hopper/gemm.cuh,
-# dense_gemm/dense_split.cuh and dense_brought.cuh).
+# dense_gemm/gemm_split_k.cuh and gemv_tma.cuh).
 NOT_TAKEN = {"dense_gemm_split": {0: "x"}, "dense_gemv_m16_brought": {1: "x"}, "gemm_t*": {0: "x"}}
 TABLES = (AHEAD, PEEKED, NOT_TAKEN)
 

@@ -1,48 +1,48 @@
-// BF16 weights x BF16 activations for any number of rows: the tiles that every architecture has.
+// GEMM with BF16 weights on mma.sync.m16n8k16, any M. Launched by launch.py. sm_80 and newer; sm_90a uses only the
+// kernel for any alignment, and otherwise wgmma (gemm_wgmma.cuh, gemm_split_k.cuh).
 //
 //   out[m, n] = BF16(sum_k x[m, k] * weight[n, k])
 //
-// Tiles of x and of the weight go to shared memory by cp.async, several stages ahead, 16 bytes a copy, swizzled so that
-// ldmatrix meets no bank twice; mma.sync.m16n8k16 with x as A and the weight as B. Three shapes of the tile:
+// A multistage cp.async pipeline copies tiles of x (A) and of the weight (B) to shared memory, with an XOR swizzle
+// against bank conflicts of ldmatrix. Three tile configurations (rows x features):
 //
-//   narrow   32 x 64, K split over the 8 warps of a block: few features (routers, gates), or few rows
-//   spread   the same, K split over the 4 blocks of a cluster too (from sm_90 on): where that is less than a device
-//   wide     128 x 128, each warp 64 x 32 over all of K, two blocks an SM: projections of a prompt. 128 x 256 with one
-//            block an SM and four stages of 32 k was slower (H200, 2048 x 6144 x 5120: 414 us against 335)
+//   narrow   32 x 64, split-K over the 8 warps of a block: small N (routers, gates), or small M
+//   spread   32 x 64, split-K also over the 4 blocks of a cluster (sm_90 and newer): if narrow tiles are less
+//            than a wave
+//   wide     128 x 128, a warp computes 64 x 32 over all of K, two blocks an SM: prefill. 128 x 256 with one block an
+//            SM and four stages of 32 k was slower (H200, 2048 x 6144 x 5120: 414 us instead of 335)
 //
-// and a plain kernel of 16 x 16 outputs for rows that do not begin at multiples of 16 bytes. sm_90a has wgmma instead
-// of these tiles (dense_wgmma.cuh, dense_split.cuh). Up to 16 rows the GEMV's kernels serve (dense_rows.cuh): a router
-// has the same bits for one row as for a verify pass.
+// A simple kernel with tiles of 16 x 16 serves rows that are not aligned to 16 bytes. Up to 16 rows the GEMV serves
+// (gemv_kernels.cuh), so that a router has the same bits for one row as for a verify pass.
 //
-// Numerics: FP32 accumulation, one rounding. The order of a sum depends on K and the shape of the tile, never on the
-// other rows or on where in a tile a row lies. sm_80 and newer (mma.sync: no architecture's own instructions). Launched
-// by launch.py.
+// Numerics: FP32 accumulation, one rounding. The order of a sum depends on K and the tile configuration only, never on
+// other rows or the position of a row in its tile.
 #pragma once
 #include "async_copy.cuh"
 #include "bf16.cuh"
 #include "cluster.cuh"
-#include "dense_rows.cuh"
+#include "gemv_kernels.cuh"
 #include "mma.cuh"
 #include "pdl.cuh"
 #include "shared_memory.cuh"
 
 // --- tiles ---
 
-// The byte of 16-byte piece ``piece`` of row ``row`` in a tile of rows of K_TILE values: 8 rows have a piece in 8
-// places.
+// The byte offset of a 16-byte chunk of a row, in a tile with rows of K_TILE values: chunk XOR (row mod 8).
 template <int K_TILE>
-__device__ __forceinline__ u32 place(int row, int piece) {
-    return row * (K_TILE * 2) + ((piece ^ (row & 7)) << 4);
+__device__ __forceinline__ u32 swizzled_offset(int row, int chunk) {
+    return row * (K_TILE * 2) + ((chunk ^ (row & 7)) << 4);
 }
 
-// Copies ROWS rows from ``first`` on of a matrix [rows, K] with rows ``stride`` apart; zeros beyond it. Elements are
-// counted in 32 bits (the launcher refuses more): 64 would cost the registers that make two blocks fit on an SM.
+// Copies ROWS rows from ``first`` on of a matrix [rows, K] with rows ``stride`` apart; zeros outside of it. Offsets
+// have 32 bits (the launcher refuses more): 64 bits would cost registers, and with them the occupancy of two blocks an
+// SM.
 template <int ROWS, int K_TILE, int THREADS>
 __device__ __forceinline__ void copy_tile(u32 to, const bf16* matrix, u32 stride, int first, int rows, int k, int K) {
-    constexpr int PIECES = K_TILE / 8, STEP = THREADS / PIECES;
+    constexpr int CHUNKS = K_TILE / 8, STEP = THREADS / CHUNKS;
     static_assert(ROWS % STEP == 0 && STEP % 8 == 0);
-    const int row = threadIdx.x / PIECES, column = k + threadIdx.x % PIECES * 8;
-    const u32 at = (first + row) * stride + column, into = to + place<K_TILE>(row, threadIdx.x % PIECES);
+    const int row = threadIdx.x / CHUNKS, column = k + threadIdx.x % CHUNKS * 8;
+    const u32 at = (first + row) * stride + column, into = to + swizzled_offset<K_TILE>(row, threadIdx.x % CHUNKS);
 #pragma unroll
     for (int i = 0; i < ROWS / STEP; ++i) {
         const bool exists = first + row + i * STEP < rows && column < K;  // K is a multiple of 8
@@ -50,9 +50,9 @@ __device__ __forceinline__ void copy_tile(u32 to, const bf16* matrix, u32 stride
     }
 }
 
-// A block's tile M_TILE x N_TILE, its warps WARPS_M x WARPS_N x WARPS_K: the last share the steps of 16 k.
+// A tile of M_TILE x N_TILE for a block of WARPS_M x WARPS_N x WARPS_K warps. WARPS_K warps split the steps of 16 k.
 template <int M_TILE_, int N_TILE_, int K_TILE_, int WARPS_M_, int WARPS_N_, int WARPS_K_, int STAGES_, int RANKS_ = 1>
-struct Shape {
+struct TileConfig {
     static constexpr int M_TILE = M_TILE_, N_TILE = N_TILE_, K_TILE = K_TILE_, STAGES = STAGES_;
     static constexpr int WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, WARPS_K = WARPS_K_;
     static constexpr int THREADS = WARPS_M * WARPS_N * WARPS_K * 32;
@@ -60,7 +60,7 @@ struct Shape {
     static constexpr int X_BYTES = M_TILE * K_TILE * 2, STAGE_BYTES = X_BYTES + N_TILE * K_TILE * 2;
     static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES;
     static_assert(NT % 2 == 0 && K_TILE / 16 % WARPS_K == 0 && K_TILE % 64 == 0);
-    // Blocks of a cluster that share K, as do the warps of theirs.
+    // Split-K over the blocks of a cluster, and over their warps.
     static constexpr int RANKS = RANKS_;
     static_assert(WARPS_K == 1 || WARPS_K * M_TILE * N_TILE * 4 <= SHARED_BYTES);
     static_assert(M_TILE * N_TILE / 2 % (RANKS * THREADS) == 0);
@@ -75,20 +75,22 @@ __device__ __forceinline__ void copy_stage(u32 shared, const bf16* x, const bf16
     copy_tile<S::N_TILE, S::K_TILE, S::THREADS>(at + S::X_BYTES, weight, K, n0, N, k, K);
 }
 
-// One stage: this warp's share of its steps of 16 k.
+// Multiplies one stage: this warp's steps of 16 k.
 template <class S>
-__device__ __forceinline__ void multiply_stage(float (&c)[S::MT][S::NT][4], u32 at, int m, int n, int group, int lane) {
+__device__ __forceinline__ void multiply_stage(float (&c)[S::MT][S::NT][4], u32 at, int m, int n, int warp_k,
+                                               int lane) {
     const int row = lane & 15, half = lane >> 4;
-    const int column = (lane & 7) + ((lane >> 4) << 3), part = lane >> 3 & 1;
+    const int column = (lane & 7) + ((lane >> 4) << 3), half_k = lane >> 3 & 1;
 #pragma unroll
     for (int i = 0; i < S::K_TILE / 16 / S::WARPS_K; ++i) {
-        const int piece = 2 * (i * S::WARPS_K + group);
+        const int chunk = 2 * (i * S::WARPS_K + warp_k);
         u32 a[S::MT][4], b[S::NT / 2][4];
 #pragma unroll
-        for (int t = 0; t < S::MT; ++t) ldmatrix_x4(a[t], at + place<S::K_TILE>(m + 16 * t + row, piece + half));
+        for (int t = 0; t < S::MT; ++t)
+            ldmatrix_x4(a[t], at + swizzled_offset<S::K_TILE>(m + 16 * t + row, chunk + half));
 #pragma unroll
         for (int t = 0; t < S::NT / 2; ++t)
-            ldmatrix_x4(b[t], at + S::X_BYTES + place<S::K_TILE>(n + 16 * t + column, piece + part));
+            ldmatrix_x4(b[t], at + S::X_BYTES + swizzled_offset<S::K_TILE>(n + 16 * t + column, chunk + half_k));
 #pragma unroll
         for (int t = 0; t < S::MT; ++t)
 #pragma unroll
@@ -97,7 +99,7 @@ __device__ __forceinline__ void multiply_stage(float (&c)[S::MT][S::NT][4], u32 
     }
 }
 
-// Two neighbouring results of a row.
+// Stores two adjacent outputs of a row.
 __device__ __forceinline__ void store_pair(bf16* out, int row, int column, float low, float high, int M, int N) {
     if (row >= M || column >= N) return;
     bf16* at = out + (size_t)row * N + column;
@@ -110,22 +112,22 @@ __device__ __forceinline__ void store_pair(bf16* out, int row, int column, float
 }
 
 template <int RANKS>
-__device__ __forceinline__ void meet() {
+__device__ __forceinline__ void sync_ranks() {
     if constexpr (RANKS > 1) cluster_sync();
     else __syncthreads();
 }
-__device__ __forceinline__ float2 plus(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
+__device__ __forceinline__ float2 add(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
 __device__ __forceinline__ float2 pair_of_rank(const float2* p, int rank) {
     return make_float2(dsmem_load(&p->x, rank), dsmem_load(&p->y, rank));
 }
 
-// Tiles of 8 neighbours along M take their turn together, so that what they share stays in L2.
+// Grouped rasterisation: 8 tiles along M, then the next tile along N, so that weights stay in L2.
 __device__ __forceinline__ void tile_of_block(int block, int tiles_m, int tiles_n, int& m, int& n) {
-    constexpr int TOGETHER = 8;
-    const int group = block / (TOGETHER * tiles_n), rest = block % (TOGETHER * tiles_n);
-    const int rows = min(TOGETHER, tiles_m - group * TOGETHER);
-    m = group * TOGETHER + rest % rows;
-    n = rest / rows;
+    constexpr int GROUP_M = 8;
+    const int group = block / (GROUP_M * tiles_n), in_group = block % (GROUP_M * tiles_n);
+    const int rows = min(GROUP_M, tiles_m - group * GROUP_M);
+    m = group * GROUP_M + in_group % rows;
+    n = in_group / rows;
 }
 
 template <class S>
@@ -134,19 +136,19 @@ __device__ __forceinline__ void gemm_tile(const bf16* x, const bf16* weight, bf1
     extern __shared__ __align__(128) unsigned char memory[];
     const u32 shared = shared_address(memory);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const int group = warp / (S::WARPS_M * S::WARPS_N), inside = warp % (S::WARPS_M * S::WARPS_N);
-    const int m = inside / S::WARPS_N * (16 * S::MT), n = inside % S::WARPS_N * (8 * S::NT);
+    const int warp_k = warp / (S::WARPS_M * S::WARPS_N), warp_mn = warp % (S::WARPS_M * S::WARPS_N);
+    const int m = warp_mn / S::WARPS_N * (16 * S::MT), n = warp_mn % S::WARPS_N * (8 * S::NT);
     int tile_m, tile_n;
     tile_of_block(
         blockIdx.x / S::RANKS, (M + S::M_TILE - 1) / S::M_TILE, (N + S::N_TILE - 1) / S::N_TILE, tile_m, tile_n);
     const int m0 = tile_m * S::M_TILE, n0 = tile_n * S::N_TILE, all_steps = (K + S::K_TILE - 1) / S::K_TILE;
-    const int rank = blockIdx.x % S::RANKS, each = (all_steps + S::RANKS - 1) / S::RANKS,
-              first = min(rank * each, all_steps);
-    const int steps = min(each, all_steps - first);
+    const int rank = blockIdx.x % S::RANKS, steps_per_rank = (all_steps + S::RANKS - 1) / S::RANKS,
+              first = min(rank * steps_per_rank, all_steps);
+    const int steps = min(steps_per_rank, all_steps - first);
     pdl_launch_dependents();
     pdl_wait();
 
-    // Stage 1: the products, stage by stage.
+    // Main loop over the stages.
     float c[S::MT][S::NT][4] = {};
 #pragma unroll
     for (int step = 0; step < S::STAGES - 1; ++step) {
@@ -160,10 +162,10 @@ __device__ __forceinline__ void gemm_tile(const bf16* x, const bf16* weight, bf1
         const int ahead = step + S::STAGES - 1;
         if (ahead < steps) copy_stage<S>(shared, x, weight, x_stride, m0, n0, first, ahead, M, N, K);
         cp_async_commit();
-        multiply_stage<S>(c, shared + (step % S::STAGES) * S::STAGE_BYTES, m, n, group, lane);
+        multiply_stage<S>(c, shared + (step % S::STAGES) * S::STAGE_BYTES, m, n, warp_k, lane);
     }
 
-    // Stage 2: results, where warps share K after a sum over them in rising order.
+    // Epilogue. With split-K, the partials of the warps are added in rising order.
     if constexpr (S::WARPS_K == 1) {
 #pragma unroll
         for (int i = 0; i < S::MT; ++i)
@@ -174,7 +176,7 @@ __device__ __forceinline__ void gemm_tile(const bf16* x, const bf16* weight, bf1
                     store_pair(out, m0 + m + 16 * i + 8 * h + g, n0 + n + 8 * j + 2 * t, c[i][j][2 * h],
                                c[i][j][2 * h + 1], M, N);
     } else {
-        float2* const parts = reinterpret_cast<float2*>(memory);  // [WARPS_K][M_TILE][N_TILE / 2]
+        float2* const partials = reinterpret_cast<float2*>(memory);  // [WARPS_K][M_TILE][N_TILE / 2]
         cp_async_wait<0>();
         __syncthreads();
 #pragma unroll
@@ -183,25 +185,25 @@ __device__ __forceinline__ void gemm_tile(const bf16* x, const bf16* weight, bf1
             for (int j = 0; j < S::NT; ++j)
 #pragma unroll
                 for (int h = 0; h < 2; ++h)
-                    parts[(group * S::M_TILE + m + 16 * i + 8 * h + g) * (S::N_TILE / 2) + (n + 8 * j) / 2 + t] =
+                    partials[(warp_k * S::M_TILE + m + 16 * i + 8 * h + g) * (S::N_TILE / 2) + (n + 8 * j) / 2 + t] =
                         make_float2(c[i][j][2 * h], c[i][j][2 * h + 1]);
         __syncthreads();
         constexpr int PAIRS = S::M_TILE * S::N_TILE / 2;
         for (int i = threadIdx.x; i < PAIRS; i += S::THREADS) {
-            float2 sum = parts[i];
+            float2 sum = partials[i];
 #pragma unroll
-            for (int w = 1; w < S::WARPS_K; ++w) sum = plus(sum, parts[w * PAIRS + i]);
-            parts[i] = sum;
+            for (int w = 1; w < S::WARPS_K; ++w) sum = add(sum, partials[w * PAIRS + i]);
+            partials[i] = sum;
         }
-        // Stage 3: each block stores a share of the rows, summed over the cluster in rising order.
-        meet<S::RANKS>();
+        // Each block adds the partials of all ranks for a part of the rows, in rising order, and stores them.
+        sync_ranks<S::RANKS>();
         for (int i = rank * (PAIRS / S::RANKS) + threadIdx.x; i < (rank + 1) * (PAIRS / S::RANKS); i += S::THREADS) {
-            float2 sum = S::RANKS > 1 ? pair_of_rank(parts + i, 0) : parts[i];
+            float2 sum = S::RANKS > 1 ? pair_of_rank(partials + i, 0) : partials[i];
 #pragma unroll
-            for (int r = 1; r < S::RANKS; ++r) sum = plus(sum, pair_of_rank(parts + i, r));
+            for (int r = 1; r < S::RANKS; ++r) sum = add(sum, pair_of_rank(partials + i, r));
             store_pair(out, m0 + i / (S::N_TILE / 2), n0 + i % (S::N_TILE / 2) * 2, sum.x, sum.y, M, N);
         }
-        if (S::RANKS > 1) meet<S::RANKS>();  // nobody leaves while others read its shared memory
+        if (S::RANKS > 1) sync_ranks<S::RANKS>();  // other blocks may still read this block's shared memory
     }
 }
 
@@ -212,20 +214,20 @@ constexpr int SPREAD = 4;
 constexpr int SPREAD = 1;
 #define SPREAD_CLUSTER
 #endif
-using Narrow = Shape<32, 64, 128, 1, 1, 8, 4>;
-using Spread = Shape<32, 64, 128, 1, 1, 8, 4, SPREAD>;
-using Wide = Shape<128, 128, 64, 2, 4, 1, 3>;
-// What every architecture has a block: 99 KB on 8.6, 8.9 and 12.x. Two blocks an SM on 9.0 and 10.0.
+using Narrow = TileConfig<32, 64, 128, 1, 1, 8, 4>;
+using Spread = TileConfig<32, 64, 128, 1, 1, 8, 4, SPREAD>;
+using Wide = TileConfig<128, 128, 64, 2, 4, 1, 3>;
+// Fits every architecture: sm_86, sm_89 and sm_12x have 99 KB a block. Two blocks an SM on sm_90 and sm_100.
 constexpr int SHARED_BYTES = 96 * 1024;
 static_assert(Narrow::SHARED_BYTES == SHARED_BYTES && Wide::SHARED_BYTES == SHARED_BYTES);
 
-#define DENSE_GEMM(NAME, SHAPE, CLUSTER)                                                       \
-    extern "C" __global__ void CLUSTER __launch_bounds__(SHAPE::THREADS, 2) dense_gemm_##NAME( \
-        const bf16* __restrict__ x,      /* [M, K], rows x_stride apart */                     \
-        const bf16* __restrict__ weight, /* [N, K] */                                          \
-        bf16* __restrict__ out,          /* [M, N] */                                          \
-        int x_stride, int M, int N, int K) {                                                   \
-        gemm_tile<SHAPE>(x, weight, out, x_stride, M, N, K);                                   \
+#define DENSE_GEMM(NAME, CONFIG, CLUSTER)                                                       \
+    extern "C" __global__ void CLUSTER __launch_bounds__(CONFIG::THREADS, 2) dense_gemm_##NAME( \
+        const bf16* __restrict__ x,      /* [M, K], rows x_stride apart */                      \
+        const bf16* __restrict__ weight, /* [N, K] */                                           \
+        bf16* __restrict__ out,          /* [M, N] */                                           \
+        int x_stride, int M, int N, int K) {                                                    \
+        gemm_tile<CONFIG>(x, weight, out, x_stride, M, N, K);                                   \
     }
 
 // Any K and any alignment. Grid: ceil(N / 16) * ceil(M / 16).
