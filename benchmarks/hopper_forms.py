@@ -1,9 +1,9 @@
-"""Every form of the Hopper GEMM, shared in every way: the figures that plugins/w4a16_hopper/work.py estimates with.
+"""Every tile configuration and schedule of the Hopper GEMM: the figures for the estimates of w4a16_hopper/work.py.
 
     python benchmarks/hopper_forms.py [--shapes 14336x5120,...] [--rows 32,64,...] [--json FILE]
 
-Each form is measured where it can serve (not where more than half of its tile would be empty), correctness first, cold
-L2, all in turn. Costs are fitted by least squares of the relative error, none negative; the last lines say by how much
+Each is measured where it can serve (not where more than half of its tile would be empty), correctness first, cold L2,
+all in turn. Costs are fitted by least squares of the relative error, none negative; the last lines show by how much
 the way that the fit would choose exceeds the best one measured.
 """
 
@@ -24,7 +24,7 @@ from kernel_muster.bench.families.gemv import LARGEST_ERROR
 from kernel_muster.bench.race import free_memory
 from kernel_muster.bench.timing import Timer, copies_of, repeats_of
 from kernel_muster.plugins.w4a16_hopper import launch
-from kernel_muster.plugins.w4a16_hopper.work import FORMS, Work, counts_of, ways
+from kernel_muster.plugins.w4a16_hopper.work import CONFIGS, Work, counts_of, schedules_of
 from kernel_muster.registry.selection.handles import Handle
 from numpy.typing import NDArray
 from record import header
@@ -104,14 +104,14 @@ def measure(handle: Handle, data: DenseData, rows: int) -> Iterator[Row]:
 
 
 def candidates(rows: int, features: int, depth: int, multiprocessors: int) -> Iterator[Work]:
-    """Yield the ways of all forms whose tile is not mostly empty."""
-    for entry, form in FORMS.items():
-        if form.tokens < 2 * rows or form.tokens == min(one.tokens for one in FORMS.values()):
-            yield from ways(entry, rows, features, depth, multiprocessors)
+    """Yield the schedules of all configurations whose tile is not mostly empty."""
+    for entry, config in CONFIGS.items():
+        if config.tokens < 2 * rows or config.tokens == min(one.tokens for one in CONFIGS.values()):
+            yield from schedules_of(entry, rows, features, depth, multiprocessors)
 
 
 def fitted(rows: Sequence[Row]) -> NDArray[np.float64]:
-    """Return the costs of one form: least squares of the relative error, with none negative."""
+    """Return the costs of one config: least squares of the relative error, with none negative."""
     us = np.array([row.us for row in rows])
     counts = np.array([row.counts for row in rows]) / us[:, None]
     kept = list(range(counts.shape[1]))
@@ -125,16 +125,18 @@ def fitted(rows: Sequence[Row]) -> NDArray[np.float64]:
 
 
 def report(measured: Sequence[Row]) -> None:
-    """Print the fit of each form, and what choosing by it costs."""
+    """Print the fit of each config, and what choosing by it costs."""
     costs = {}
-    for entry in FORMS:
+    for entry in CONFIGS:
         mine = [row for row in measured if row.entry == entry]
         if not mine:
             continue
         costs[entry] = fitted(mine)
         errors = [costs[entry] @ np.array(row.counts) / row.us - 1 for row in mine]
         figures = ", ".join(f"{cost:.3f}" for cost in costs[entry])
-        print(f"{entry:14s} Cost({figures})  {len(mine)} ways, error rms {np.sqrt(np.mean(np.square(errors))):.1%}")
+        print(
+            f"{entry:14s} Cost({figures})  {len(mine)} schedules, error rms {np.sqrt(np.mean(np.square(errors))):.1%}"
+        )
     estimate = partial(_estimate, costs)
     for place in sorted({(row.rows, row.features, row.depth) for row in measured}):
         here = [row for row in measured if (row.rows, row.features, row.depth) == place]

@@ -1,11 +1,11 @@
-// The entry points of keys that share a source: their tiles, each compiled once, and one of them for any N and K.
-// WEIGHTS and ENTRIES come from launch.py, which sizes the launches by them: ENTRY(name, even rows, shared memory,
-// tile) ...
+// Entry points of the W4A16 tile GEMM: one for each tile configuration of the keys that share this source, and one for
+// any N and K. launch.py defines WEIGHTS and ENTRIES (-D): ENTRY(name, aligned rows, shared memory, tile configuration)
+// ...
 #include "gemm.cuh"
 
-#define ENTRY(NAME, EVEN, SHARED, ...)                     \
+#define ENTRY(NAME, ALIGNED, SHARED, ...)                  \
     using Of_##NAME = Tile<__VA_ARGS__, Weights::WEIGHTS>; \
     static_assert(Of_##NAME::SHARED_BYTES == SHARED);      \
-    W4A16_ENTRY(NAME, Of_##NAME, EVEN)
+    W4A16_ENTRY(NAME, Of_##NAME, ALIGNED)
 
 ENTRIES

@@ -1,18 +1,17 @@
-// NVFP4 weights x BF16 activations on tensor cores, one block a tile of BM x BN outputs.
+// W4A16 tile GEMM: NVFP4 weights x BF16 activations on mma.sync, one block for each tile of BM x BN outputs. Launched
+// by launch.py. sm_80 and newer.
 //
 //   out[m, n] = BF16(global_scale * sum_k x[m, k] * E2M1[n, k] * E4M3[n, k / 16])
 //
-// The activations are the A operand of mma.sync.m16n8k16, the weights its B operand: a register of B is two adjacent
-// k of one feature, which is one byte of the checkpoint. Codes wait in shared memory as they are stored; each warp
-// decodes what it multiplies, in registers, beside the products of the step before. Tall tiles of a warp pay: every
-// instruction besides the mma costs about a cycle, and a weight is decoded once for all of the warp's rows. In its WN
-// features, lane (g, t) = (lane / 4, lane % 4) has the NT adjacent ones NT g .. NT g + NT - 1, one for each of NT mma:
-// it reads them as one word, and writes 2 NT adjacent outputs.
+// Activations are the A operand of mma.sync.m16n8k16, weights its B operand: a register of B is two adjacent k of one
+// feature, which is one byte of the checkpoint. Shared memory holds packed codes; each warp decodes them in registers
+// during the mma of the previous step. Large WM is faster: every instruction besides the mma costs about a cycle, and a
+// weight is decoded once for all rows of the warp. Of the WN features of a warp, lane (g, t) = (lane / 4, lane % 4) has
+// the NT adjacent ones NT g .. NT g + NT - 1, one for each of NT mma: it reads them as one word, and writes 2 NT
+// adjacent outputs.
 //
-// Numerics: products exact, every output summed by one FP32 accumulator over k in rising steps of 16, never split. So
-// all tiles, K steps, pipelines and layouts of this file give the same bits. Steps beyond K add exact zeros.
-//
-// sm_80 and newer. Launched by launch.py.
+// Numerics: exact products; each output has one FP32 accumulator over k in rising steps of 16, without split-K. All
+// tile configurations, pipelines and layouts of this file therefore have the same bits. Steps beyond K add exact zeros.
 #pragma once
 #include "async_copy.cuh"
 #include "bf16.cuh"
@@ -20,7 +19,7 @@
 #include "operands.cuh"
 #include "pdl.cuh"
 
-// A lane's 2 NT adjacent outputs of each of its rows. ``wide``: every row of ``out`` begins at a multiple of 16 bytes.
+// The epilogue: a lane's 2 NT adjacent outputs of each of its rows. ``wide``: rows of ``out`` are aligned to 16 bytes.
 template <class T>
 __device__ __forceinline__ void store_tile(__nv_bfloat16* __restrict__ out, const float (&c)[T::MT][T::NT][4],
                                            float scale, const Problem& p, int warp_m, int warp_n, int lane, bool wide) {
@@ -59,76 +58,77 @@ __device__ __forceinline__ void store_tile(__nv_bfloat16* __restrict__ out, cons
         }
 }
 
-// Blocks in bands of BAND row tiles, in a band feature tile by feature tile: what runs together shares both operands.
-constexpr int BAND = 8;
+// Grouped rasterisation: GROUP_M row tiles, then the next feature tile, so that concurrent blocks share both operands.
+constexpr int GROUP_M = 8;
 
 template <class T>
-__device__ __forceinline__ void place(Problem& p) {
+__device__ __forceinline__ void rasterize(Problem& p) {
     const int rows = (p.M + T::BM - 1) / T::BM, features = (p.N + T::BN - 1) / T::BN;
-    const int band = blockIdx.x / (BAND * features), inside = blockIdx.x - band * BAND * features;
-    const int height = min(BAND, rows - band * BAND);
-    p.row = (band * BAND + inside % height) * T::BM;
-    p.feature = inside / height * T::BN;
+    const int group = blockIdx.x / (GROUP_M * features), in_group = blockIdx.x - group * GROUP_M * features;
+    const int height = min(GROUP_M, rows - group * GROUP_M);
+    p.row = (group * GROUP_M + in_group % height) * T::BM;
+    p.feature = in_group / height * T::BN;
 }
 
-// The kernel: fill the pipeline; per stage wait, then refill beside multiplying; store.
 template <class T, bool WIDE>
 __device__ __forceinline__ void gemm_tile(Problem p, __nv_bfloat16* __restrict__ out, float global_scale) {
     extern __shared__ __align__(128) u8 shared[];
     pdl_launch_dependents();
-    place<T>(p);
+    rasterize<T>(p);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warp_n = warp % T::WARPS_N, warp_m = warp / T::WARPS_N;
     const int stages = (p.K + T::BK - 1) / T::BK;
-    auto slot = [&](int s) { return shared + s * T::STAGE_BYTES; };
+    auto stage_buffer = [&](int s) { return shared + s * T::STAGE_BYTES; };
     auto pairs = [&](int s) { return reinterpret_cast<u32*>(shared + T::STAGES * T::STAGE_BYTES + s * T::PAIR_BYTES); };
     float c[T::MT][T::NT][4] = {};
 
-    // Stage 1: the first loads. Weights never depend on the launch before, x may. Scales are a stage ahead of the rest.
-    load_scales<T, WIDE>(slot(0), p, 0);
+    // Prologue: fill the pipeline. The previous kernel may write x, never weights. Scales are one stage ahead.
+    load_scales<T, WIDE>(stage_buffer(0), p, 0);
 #pragma unroll WIDE ? T::STAGES - 1 : 1
     for (int s = 0; s < T::STAGES - 1; ++s) {
-        if (s < stages) load_codes<T, WIDE>(slot(s), p, s * T::BK);
-        if (s + 1 < stages) load_scales<T, WIDE>(slot(s + 1), p, (s + 1) * T::BK);
+        if (s < stages) load_codes<T, WIDE>(stage_buffer(s), p, s * T::BK);
+        if (s + 1 < stages) load_scales<T, WIDE>(stage_buffer(s + 1), p, (s + 1) * T::BK);
     }
     pdl_wait();
 #pragma unroll
     for (int s = 0; s < T::STAGES - 1; ++s) {
-        if (s < stages) load_x<T>(slot(s), p, s * T::BK);
+        if (s < stages) load_x<T>(stage_buffer(s), p, s * T::BK);
         cp_async_commit();
     }
     cp_async_wait<T::STAGES - 2>();
-    decode_scales<T>(pairs(0), slot(0));
-    decode_scales<T>(pairs(1), slot(1));
+    decode_scales<T>(pairs(0), stage_buffer(0));
+    decode_scales<T>(pairs(1), stage_buffer(1));
     __syncthreads();
     Pipeline<T> pipeline;
-    pipeline.x_at = x_offset<T>(warp_m * T::WM + (lane & 15), lane >> 4);
+    pipeline.x_base = x_offset<T>(warp_m * T::WM + (lane & 15), lane >> 4);
     pipeline.warp_n = warp_n, pipeline.lane = lane;
-    pipeline.start(slot(0), pairs(0));
+    pipeline.start(stage_buffer(0), pairs(0));
 
-    // Stage 2: all of K.
-    int now = 0, turn = 0;  // of the buffers and of the decoded scales
-    auto after = [](int i, int count) { return i + 1 == count ? 0 : i + 1; };
+    // Main loop.
+    int stage = 0, scales = 0;  // buffer of the stage, and of its decoded scales
+    auto next_index = [](int i, int count) { return i + 1 == count ? 0 : i + 1; };
 #pragma unroll 1
     for (int s = 0; s < stages; ++s) {
-        const int next = after(now, T::STAGES), next_turn = after(turn, 3), last_turn = after(next_turn, 3);
+        const int next = next_index(stage, T::STAGES), next_scales = next_index(scales, 3),
+                  last_scales = next_index(next_scales, 3);
         cp_async_wait<T::STAGES - 3>();
-        __syncthreads();  // the next stage and its scales are there; the buffer of the last one is free
-        // Beyond the last stage zeros are copied to buffers that nobody reads: a branch would cost more.
-        const int later = s + T::STAGES - 1, free = now == 0 ? T::STAGES - 1 : now - 1;
+        __syncthreads();  // the next stage and its scales have arrived; the buffer of the last one is free
+        // After the last stage, zeros are copied to unused buffers: a branch would cost more.
+        const int load_stage = s + T::STAGES - 1, free = stage == 0 ? T::STAGES - 1 : stage - 1;
         auto between = [&](auto at) {
-            if constexpr (at.BLOCK == 0) load_codes<T, WIDE>(slot(free), p, later * T::BK);
-            if constexpr (at.BLOCK == 1) load_scales<T, WIDE>(slot(now), p, (later + 1) * T::BK);
-            if constexpr (at.BLOCK == 2) load_x<T>(slot(free), p, later * T::BK), cp_async_commit();
-            if constexpr (at.BLOCK == Pipeline<T>::BLOCKS / 2)
-                decode_scales<T>(pairs(last_turn), slot(after(next, T::STAGES)));
+            if constexpr (at.INDEX == 0) load_codes<T, WIDE>(stage_buffer(free), p, load_stage * T::BK);
+            if constexpr (at.INDEX == 1) load_scales<T, WIDE>(stage_buffer(stage), p, (load_stage + 1) * T::BK);
+            if constexpr (at.INDEX == 2) load_x<T>(stage_buffer(free), p, load_stage * T::BK), cp_async_commit();
+            if constexpr (at.INDEX == Pipeline<T>::BLOCKS / 2)
+                decode_scales<T>(pairs(last_scales), stage_buffer(next_index(next, T::STAGES)));
         };
-        pipeline.template multiply<0>(c, slot(now), pairs(turn), slot(next), pairs(next_turn), between);
-        now = next, turn = next_turn;
+        pipeline.template multiply<0>(
+            c, stage_buffer(stage), pairs(scales), stage_buffer(next), pairs(next_scales), between);
+        stage = next, scales = next_scales;
     }
 
     cp_async_wait<0>();
 
-    // Stage 3: one rounding each.
+    // Epilogue: one rounding for each output.
     const bool wide = (WIDE && T::WEIGHTS == Weights::TRANSPOSED) || p.N % 8 == 0;
     store_tile<T>(out, c, global_scale * EXPONENT_GAP, p, warp_m, warp_n, lane, wide);
 }

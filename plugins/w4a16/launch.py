@@ -1,4 +1,4 @@
-"""Launching the tile GEMMs: the tiles of each key, and which entry point serves a shape."""
+"""Launching the tile GEMMs: the tile configurations of each key, and the entry point of a shape."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -15,16 +15,16 @@ from kernel_muster.registry.values import frozen
 
 _SOURCE = Path(__file__).parent / "gemm.cu"
 _PARAMETERS = ("ptr",) * 4 + ("f32",) + ("i32",) * 4
-_PIECE_BYTES = 16  # what one asynchronous copy brings
+_CHUNK_BYTES = 16  # of one cp.async
 _CODE_PADDING_BYTES = 32  # tile.cuh
-_UNEVEN = "w4a16_any"
+_UNALIGNED = "w4a16_any"
 
 
 @frozen
 class Tile:
-    """A block's tile ``m x n`` with K step ``k``, its warps' tiles, how many stages it has, and blocks to fit together.
+    """A tile configuration: ``m x n`` of a block, ``k`` of a stage, a warp's tile, stages, and occupancy in blocks.
 
-    Changes no bit of any result: gemm.cuh says why.
+    All configurations have the same bits (gemm.cuh).
     """
 
     m: int
@@ -40,10 +40,10 @@ class Tile:
         """The entry point of this tile."""
         return f"w4a16_m{self.m}_n{self.n}_k{self.k}_s{self.stages}"
 
-    def macro(self, entry: str, is_even: bool, row_major: bool) -> str:
-        """Return an entry point of this tile as gemm.cu takes it."""
+    def macro(self, entry: str, is_aligned: bool, row_major: bool) -> str:
+        """Return the ENTRY macro of gemm.cu for this tile."""
         numbers = (self.m, self.n, self.k, self.warp_m, self.warp_n, self.stages, self.blocks)
-        given = (entry, "true" if is_even else "false", self.shared_bytes(row_major), *numbers)
+        given = (entry, "true" if is_aligned else "false", self.shared_bytes(row_major), *numbers)
         return f"ENTRY({','.join(map(str, given))})"
 
     def shared_bytes(self, row_major: bool) -> int:
@@ -55,19 +55,19 @@ class Tile:
 
 @frozen
 class Tiles:
-    """The tiles of one key: for many rows, and for at most as many as the other has."""
+    """The tile configurations of one key: for large M, and for M up to the tile of the other."""
 
-    whole: Tile
-    few: Tile
+    large_m: Tile
+    small_m: Tile
     row_major: bool = False
 
 
-def _has_even_rows(dims: Mapping[str, int], row_major: bool) -> bool:
-    """Whether all rows of a layout begin where an asynchronous copy may; arrays themselves always do."""
-    return dims["K"] % (4 * GROUP) == 0 if row_major else dims["N"] % _PIECE_BYTES == 0
+def _has_aligned_rows(dims: Mapping[str, int], row_major: bool) -> bool:
+    """Whether all rows of a layout are aligned for cp.async. The arrays themselves always are."""
+    return dims["K"] % (4 * GROUP) == 0 if row_major else dims["N"] % _CHUNK_BYTES == 0
 
 
-def _plan(tiles: Tiles, uneven: Tile, bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
+def _plan(tiles: Tiles, unaligned: Tile, bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
     weight, x, dims = bound.arguments["w"], bound.views["x"], bound.dims
     stride = row_stride(x)
     if stride % VECTOR:
@@ -75,9 +75,9 @@ def _plan(tiles: Tiles, uneven: Tile, bound: Bound, entries: Mapping[str, EntryR
     codes, scales = view_of(weight.packed), view_of(weight.block_scale)
     if not (codes.is_contiguous and scales.is_contiguous):
         raise ContractError("w has gaps between its rows, expected none: copy the slice")
-    entry, tile = _UNEVEN, uneven
-    if _has_even_rows(dims, tiles.row_major):
-        tile = tiles.few if dims["M"] <= tiles.few.m else tiles.whole
+    entry, tile = _UNALIGNED, unaligned
+    if _has_aligned_rows(dims, tiles.row_major):
+        tile = tiles.small_m if dims["M"] <= tiles.small_m.m else tiles.large_m
         entry = tile.entry
     blocks = ceil_div(dims["M"], tile.m) * ceil_div(dims["N"], tile.n)
     arguments = (codes, scales, x, bound.views["out"], float(weight.global_scale_decode), stride)
@@ -90,25 +90,25 @@ def _plan(tiles: Tiles, uneven: Tile, bound: Bound, entries: Mapping[str, EntryR
 
 
 def _kernels(tiles: Mapping[str, Tiles]) -> dict[str, CudaKernel]:
-    """Return the kernels of keys that share a source, so that no tile of theirs is compiled twice.
+    """Return the kernels of keys that share a source, so that each tile is compiled once.
 
-    Rows of a layout that are uneven are rare: the first key's tile for few rows serves them all.
+    Unaligned rows are rare: the first key's small-M tile serves them for all keys.
     """
     first = next(iter(tiles.values()))
-    row_major, uneven = first.row_major, first.few
-    distinct = dict.fromkeys(tile for each in tiles.values() for tile in (each.whole, each.few))
-    entries = (*((tile.entry, tile, True) for tile in distinct), (_UNEVEN, uneven, False))
-    macros = " ".join(tile.macro(name, is_even, row_major) for name, tile, is_even in entries)
+    row_major, unaligned = first.row_major, first.small_m
+    distinct = dict.fromkeys(tile for each in tiles.values() for tile in (each.large_m, each.small_m))
+    entries = (*((tile.entry, tile, True) for tile in distinct), (_UNALIGNED, unaligned, False))
+    macros = " ".join(tile.macro(name, is_aligned, row_major) for name, tile, is_aligned in entries)
     points = tuple(EntryPoint(name, _PARAMETERS, tile.shared_bytes(row_major)) for name, tile, _ in entries)
     options = (f"-DWEIGHTS={'ROW_MAJOR' if row_major else 'TRANSPOSED'}", f"-DENTRIES={macros}")
     return {
-        key: cuda_kernel(_SOURCE, points, partial(_plan, each, uneven), options=options, strided=frozenset({"x"}))
+        key: cuda_kernel(_SOURCE, points, partial(_plan, each, unaligned), options=options, strided=frozenset({"x"}))
         for key, each in tiles.items()
     }
 
 
-# Measured on an H200 (records/). Of the stages one is multiplied, one is complete, and the others are under way: three
-# of a pipelined twin, two of its parent. The narrow twin's stages hold two K steps of 64.
+# Measured on an H200 (records/). Of the stages one is multiplied, one has arrived, and the others are in flight: three
+# for keys with ``_p3``, two otherwise. A stage of the ``_n64`` key holds two K steps of 64.
 TILES = {
     "w4a16::w4a16_gemm": Tiles(Tile(64, 128, 64, 64, 32, 4, 3), Tile(32, 128, 64, 32, 32, 4, 3), row_major=True),
     "w4a16::w4a16_gemm_t": Tiles(Tile(64, 128, 32, 64, 32, 4, 3), Tile(32, 128, 32, 32, 32, 4, 4)),
@@ -119,7 +119,7 @@ TILES = {
     "w4a16::w4a16_gemm_t_k64_n64_p3": Tiles(Tile(64, 64, 128, 64, 16, 4, 2), Tile(32, 64, 128, 32, 16, 4, 3)),
     "w4a16_v2::w4a16_gemm_t_m128_v2": Tiles(Tile(128, 256, 64, 128, 32, 3, 1), Tile(64, 128, 64, 64, 32, 5, 2)),
 }
-# Keys that a model asks for together: those of its policy, and their parents, which levers ask for.
+# Keys of one model: those of its policy, and the keys without ``_p3``, which levers select.
 _GROUPS = (
     ("w4a16_gemm_t_p3", "w4a16_gemm_t_k64_p3", "w4a16_gemm_t_k64_n64_p3", "w4a16_gemm_t_m128"),
     ("w4a16_gemm_t", "w4a16_gemm_t_k64"),

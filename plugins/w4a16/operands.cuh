@@ -1,4 +1,5 @@
-// From shared memory to the tensor core: weights decoded in registers, ahead of the products that use them.
+// From shared memory to the tensor core: operands are loaded and weights decoded in registers ahead of their mma. Used
+// by gemm.cuh. sm_80 and newer.
 #pragma once
 #include "nvfp4_decode.cuh"
 #include "copies.cuh"
@@ -24,8 +25,8 @@ __device__ __forceinline__ u32 permute(u32 a, u32 b) {
 
 // --- decoding ---
 
-// Four E4M3 scales -> for each a pair of BF16, scale * 2^118, twice. Their bits at a BF16's place read as scale *
-// 2^-120, subnormals included; two exact factors of 2^119 lift them, as one would not fit.
+// Four E4M3 scales -> for each a pair of BF16, scale * 2^118, twice. The bits of a scale in a BF16 are scale * 2^-120,
+// subnormals included; two exact multiplications by 2^119 follow, because one factor would overflow.
 __device__ __forceinline__ uint4 scale_pairs(u32 scales) {
     constexpr u32 LIFT = 0x7B007B00u;
     scales &= 0x7F7F7F7Fu;  // -0 is 0
@@ -36,7 +37,7 @@ __device__ __forceinline__ uint4 scale_pairs(u32 scales) {
 }
 
 // One byte of codes, two adjacent k of a feature -> a register of B. ``low`` and ``high`` hold the codes of four bytes.
-// In one statement: as C++ it gives the same machine code, and takes longer to compile.
+// One asm statement: C++ has the same machine code and compiles more slowly.
 template <int BYTE>
 __device__ __forceinline__ u32 decode(u32 low, u32 high, u32 scale) {
     constexpr u32 SPREAD = BYTE | (8 | BYTE) << 4 | (4 | BYTE) << 8 | (12 | BYTE) << 12;  // [low, 0, high, 0]
@@ -52,7 +53,7 @@ __device__ __forceinline__ u32 decode(u32 low, u32 high, u32 scale) {
 
 // --- device functions ---
 
-// Scales of a stage, decoded once for the block: [GROUPS][BN] pairs.
+// Decodes the scales of a stage, once for the block: [GROUPS][BN] pairs.
 template <class T>
 __device__ __forceinline__ void decode_scales(u32* pairs, const u8* stage) {
     const u32* raw = reinterpret_cast<const u32*>(stage + T::X_BYTES + T::CODE_BYTES);
@@ -70,8 +71,8 @@ __device__ __forceinline__ void decode_scales(u32* pairs, const u8* stage) {
     }
 }
 
-// A lane's codes of 16 k: byte j of word [h][j / 4] has k 2 t + 8 h and the next one of feature j; with two features a
-// lane, both halves share word [0][0].
+// The codes of a lane for 16 k: byte j of word [h][j / 4] holds k = 2 t + 8 h and the next one of feature j. With NT =
+// 2 word [0][0] holds both halves.
 template <class T>
 struct Codes {
     static constexpr int WORDS = T::NT == 8 ? 2 : 1;
@@ -118,7 +119,7 @@ struct Codes {
     }
 };
 
-// A lane's scales of 16 k, one for each of its features.
+// The scales of a lane for 16 k, one for each of its features.
 template <class T>
 __device__ __forceinline__ void load_pairs(u32 (&scale)[T::NT], const u32* pairs, int warp_n, int step, int g) {
     const u32* from = pairs + step * T::BN + warp_n * T::WN + T::NT * g;
@@ -134,7 +135,7 @@ __device__ __forceinline__ void load_pairs(u32 (&scale)[T::NT], const u32* pairs
     }
 }
 
-// A lane's weights of one step of 16 k, as they are stored.
+// The packed weights of a lane for one step of 16 k.
 template <class T>
 struct Packed {
     Codes<T> codes;
@@ -168,34 +169,35 @@ __device__ __forceinline__ void decode_some(u32 (&b)[T::NT][2], const Packed<T>&
     }
 }
 
-// The place of the I-th block of 16 rows x 16 k in a stage.
+// The index of a block of 16 rows x 16 k in a stage, as a type.
 template <int I>
-struct At {
-    static constexpr int BLOCK = I;
+struct Block {
+    static constexpr int INDEX = I;
 };
 
-// What a warp holds between two products: the next rows of x, weights of this step and of the next, and those after
-// them as they are stored. Reading and decoding run ahead of multiplying, over the end of a stage too.
+// The register pipeline of a warp: the next rows of x, decoded weights of this step and of the next, and packed weights
+// of the steps after them. Loads and decoding run ahead of the mma, also across stages.
 template <class T>
 struct Pipeline {
-    static constexpr int AHEAD = T::MT >= 8 ? 3 : 2, BLOCKS = T::GROUPS * T::MT;  // of tall tiles 3 are 1% faster
+    static constexpr int X_STAGES = T::MT >= 8 ? 3 : 2, BLOCKS = T::GROUPS * T::MT;  // 3 are 1% faster with large WM
     static_assert(BLOCKS >= 4);
-    u32 x[AHEAD + 1][4], b[2][T::NT][2];
+    u32 x[X_STAGES + 1][4], b[2][T::NT][2];
     Packed<T> packed[2];
-    int x_at, warp_n, lane;
+    int x_base, warp_n, lane;
 
     __device__ __forceinline__ void load_rows(const u8* stage, int i) {
-        ldmatrix_x4(x[i % (AHEAD + 1)], shared_address(stage) + (x_at ^ (32 * (i / T::MT))) + i % T::MT * 32 * T::BK);
+        ldmatrix_x4(
+            x[i % (X_STAGES + 1)], shared_address(stage) + (x_base ^ (32 * (i / T::MT))) + i % T::MT * 32 * T::BK);
     }
 
     __device__ __forceinline__ void start(const u8* stage, const u32* pairs) {
-        for (int i = 0; i < AHEAD; ++i) load_rows(stage, i);
+        for (int i = 0; i < X_STAGES; ++i) load_rows(stage, i);
         packed[0].load(stage, pairs, warp_n, 0, lane);
         packed[1].load(stage, pairs, warp_n, 1, lane);
         decode_some<T, 0, 2 * T::NT>(b[0], packed[0]);
     }
 
-    // Block I of a stage and all after it. ``between(At<I>())`` is done beside the products of block I.
+    // Multiplies block I of a stage and all later ones. ``between(Block<I>())`` is interleaved with the mma of block I.
     template <int I, class Between>
     __device__ __forceinline__ void multiply(float (&c)[T::MT][T::NT][4], const u8* stage, const u32* pairs,
                                              const u8* next, const u32* next_pairs, Between between) {
@@ -206,14 +208,14 @@ struct Pipeline {
                 packed[STEP % 2].load(next, next_pairs, warp_n, STEP + 2 - T::GROUPS, lane);
 #pragma unroll
             for (int j = 0; j < T::NT; ++j)
-                mma_16x8x16_movable(c[ROW][j], x[I % (AHEAD + 1)], b[STEP % 2][j][0], b[STEP % 2][j][1]);
-            if constexpr (I + AHEAD < BLOCKS) load_rows(stage, I + AHEAD);
+                mma_16x8x16_movable(c[ROW][j], x[I % (X_STAGES + 1)], b[STEP % 2][j][0], b[STEP % 2][j][1]);
+            if constexpr (I + X_STAGES < BLOCKS) load_rows(stage, I + X_STAGES);
             decode_some<T, ROW * REGISTERS / T::MT, (ROW + 1) * REGISTERS / T::MT>(
                 b[(STEP + 1) % 2], packed[(STEP + 1) % 2]);
-            between(At<I>());
+            between(Block<I>());
             multiply<I + 1>(c, stage, pairs, next, next_pairs, between);
         } else {
-            for (int i = 0; i < AHEAD; ++i) load_rows(next, i);
+            for (int i = 0; i < X_STAGES; ++i) load_rows(next, i);
         }
     }
 };

@@ -1,3 +1,5 @@
+// Entry points of the W4A16 GEMM for sm_90a: TOKENS, WARPGROUPS, SPAN, STAGES, CLUSTER_REDUCES (gemm.cuh). work.py has
+// the same configurations; a test compares them. Launched by launch.py.
 #include "gemm.cuh"
 
 GEMM(gemm_t32, 32, 2, 2, 6, false)

@@ -6,7 +6,7 @@ from pathlib import Path
 from kernel_muster.plugins._cuda import INCLUDE_DIR
 from kernel_muster.plugins._cuda.launching import multiprocessors_of
 from kernel_muster.plugins.w4a16_hopper.layout import CHUNK_K
-from kernel_muster.plugins.w4a16_hopper.work import FORMS, lines_of, work_of
+from kernel_muster.plugins.w4a16_hopper.work import CONFIGS, ranges_of, work_of
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan, row_stride
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
 from kernel_muster.registry.contract.arrays import view_of
@@ -24,31 +24,31 @@ def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
         raise ContractError(f"x has rows {stride} elements apart, expected a multiple of 8 (16 bytes): copy the slice")
     sizes = (dims["M"], dims["N"], dims["K"])
     work = work_of(*sizes, multiprocessors_of(x.device))
-    form, lines = FORMS[work.entry], lines_of(work, *sizes)
+    config, ranges = CONFIGS[work.entry], ranges_of(work, *sizes)
     cluster = (work.cluster, 1, 1) if work.cluster > 1 else None
-    tokens = form.even_tokens(sizes[0])
+    tokens = config.even_tokens(sizes[0])
     arguments = (
         TensorMap(x, (tokens, CHUNK_K)),
         view_of(weight.data),
         bound.views["out"],
-        Scratch(4 * work.workers * form.rows * form.tokens),
-        Counters(4 * work.workers * form.warpgroups),
+        Scratch(4 * work.workers * config.rows * config.tokens),
+        Counters(4 * work.workers * config.warpgroups),
         weight.global_scale_decode,
         *sizes,
         tokens,
         work.whole,
-        lines.parts,
-        lines.each,
-        lines.rest,
+        ranges.workers,
+        ranges.stages,
+        ranges.remainder,
     )
-    grid, shared = (work.workers, 1, 1), form.shared_bytes
+    grid, shared = (work.workers, 1, 1), config.shared_bytes
     return LaunchPlan(work.entry, grid, arguments, dynamic_shared_bytes=shared, cluster=cluster)
 
 
 _PARAMETERS = ("tensormap", "ptr", "ptr", "ptr", "ptr", "f32", *("i32",) * 8)
 GEMM = CudaKernel(
     _FOLDER / "gemm.cu",
-    tuple(EntryPoint(name, _PARAMETERS, form.shared_bytes, form.threads) for name, form in FORMS.items()),
+    tuple(EntryPoint(name, _PARAMETERS, config.shared_bytes, config.threads) for name, config in CONFIGS.items()),
     _plan,
     include_dirs=(INCLUDE_DIR,),
     strided=frozenset({"x"}),

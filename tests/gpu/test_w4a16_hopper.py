@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from kernel_muster.plugins.w4a16_hopper.work import FORMS, Work
+from kernel_muster.plugins.w4a16_hopper.work import CONFIGS, Work
 from kernel_muster.registry.contract import nvfp4
 from kernel_muster.registry.contract.dtypes import numpy_dtype
 
 pytestmark = pytest.mark.gpu
 
 BF16 = numpy_dtype("bf16")
-SIZES = (40, 520, 1040)  # M, N, K: several tiles of every form but the widest, an odd number of chunks
+SIZES = (40, 520, 1040)  # M, N, K: several tiles of every config but the widest, an odd number of chunks
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +51,11 @@ def assert_right(out, expected):
 
 
 @pytest.mark.parametrize("shares", ["one", "few", "all"])
-@pytest.mark.parametrize("entry", FORMS)
+@pytest.mark.parametrize("entry", CONFIGS)
 def test_every_form_is_right_however_its_work_is_shared(gemm, monkeypatch, entry, shares):
     rows, features, depth = SIZES
-    form = FORMS[entry]
-    tiles, units = form.tiles(rows, features), form.tiles(rows, features) * form.steps(depth)
+    config = CONFIGS[entry]
+    tiles, units = config.tiles(rows, features), config.tiles(rows, features) * config.steps(depth)
     chosen = {"one": Work(entry, 1, tiles), "few": Work(entry, 3, 0), "all": Work(entry, min(132, units), 0)}[shares]
     monkeypatch.setattr("kernel_muster.plugins.w4a16_hopper.launch.work_of", lambda *sizes: chosen)
     x, weight, expected = problem(gemm, rows, features, depth)
@@ -67,11 +67,11 @@ def test_every_form_is_right_however_its_work_is_shared(gemm, monkeypatch, entry
 
 
 @pytest.mark.parametrize("blocks", [2, 4])
-@pytest.mark.parametrize("entry", [entry for entry, form in FORMS.items() if form.cost.gather is not None])
+@pytest.mark.parametrize("entry", [entry for entry, config in CONFIGS.items() if config.cost.gather is not None])
 @pytest.mark.parametrize("rows", [1, 40, 70])
 def test_a_cluster_adds_its_parts_of_a_tile_up(gemm, monkeypatch, entry, blocks, rows):
     _, features, depth = SIZES
-    chosen = Work(entry, FORMS[entry].tiles(rows, features) * blocks, 0, blocks)
+    chosen = Work(entry, CONFIGS[entry].tiles(rows, features) * blocks, 0, blocks)
     monkeypatch.setattr("kernel_muster.plugins.w4a16_hopper.launch.work_of", lambda *sizes: chosen)
     x, weight, expected = problem(gemm, rows, features, depth)
     out, again = fresh(rows, features), fresh(rows, features)

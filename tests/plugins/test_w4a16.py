@@ -36,7 +36,7 @@ def planned(key, m, n, k, **changes):
 
 @KEYS
 def test_tile_covers_every_output_with_one_block_each(key):
-    whole, few = TILES[key].whole, TILES[key].few
+    whole, few = TILES[key].large_m, TILES[key].small_m
     at_the_edge, above, many = planned(key, few.m, 272, 64), planned(key, few.m + 1, 272, 64), planned(key, 513, 16, 64)
     assert (at_the_edge.entry, at_the_edge.grid) == (few.entry, (-(-272 // few.n), 1, 1))
     assert (above.entry, above.grid) == (whole.entry, (-(-(few.m + 1) // whole.m) * -(-272 // whole.n), 1, 1))
@@ -96,7 +96,7 @@ def test_every_variant_claims_the_bits_of_one():
 @KEYS
 def test_block_fits_every_device_that_the_kernel_is_for(key):
     tiles = TILES[key]
-    for tile in (tiles.whole, tiles.few):
+    for tile in (tiles.large_m, tiles.small_m):
         assert tile.shared_bytes(tiles.row_major) <= 99 * 1024  # of sm_86, sm_89 and sm_120, the least of all
         assert 32 * (tile.m // tile.warp_m) * (tile.n // tile.warp_n) in (64, 128, 256)
 

@@ -1,4 +1,4 @@
-"""The Hopper GEMM without its device: the layout, which form serves a shape, and how work is shared."""
+"""The Hopper GEMM without its device: the layout, the configuration of a shape, and its schedule."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from kernel_muster.plugins import w4a16_hopper
 from kernel_muster.plugins.w4a16_hopper import launch
 from kernel_muster.plugins.w4a16_hopper.contracts import W4A16_HOPPER_GEMM
 from kernel_muster.plugins.w4a16_hopper.layout import CHUNK_BYTES, CODE_BYTES, LAYOUT, to_wgmma_layout
-from kernel_muster.plugins.w4a16_hopper.work import FORMS, Work, estimated_us, lines_of, work_of
+from kernel_muster.plugins.w4a16_hopper.work import CONFIGS, Work, estimated_us, ranges_of, work_of
 from kernel_muster.registry.contract import nvfp4
 from kernel_muster.registry.contract.contracts import Case
 from kernel_muster.registry.errors import ContractError
@@ -98,15 +98,15 @@ def test_forms_are_those_of_the_source():
     pattern = r"^GEMM\((\w+), (\d+), (\d+), (\d+), (\d+), (true|false)\)$"
     found = re.findall(pattern, SOURCE.read_text(), re.MULTILINE)
     assert {name: (*map(int, numbers), gathers == "true") for name, *numbers, gathers in found} == {
-        name: (form.tokens, form.warpgroups, form.span, form.stages, form.cost.gather is not None)
-        for name, form in FORMS.items()
+        name: (config.tokens, config.warpgroups, config.span, config.stages, config.cost.gather is not None)
+        for name, config in CONFIGS.items()
     }
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_form_fits_into_a_multiprocessor(form):
-    assert form.shared_bytes + 1024 <= 228 * 1024
-    assert form.threads <= 1024
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_form_fits_into_a_multiprocessor(config):
+    assert config.shared_bytes + 1024 <= 228 * 1024
+    assert config.threads <= 1024
 
 
 # Work: pieces as gemm.cuh cuts them, walked here by the same rules
@@ -114,15 +114,15 @@ def test_form_fits_into_a_multiprocessor(form):
 
 def pieces(work, rows, features, depth):
     """Yield ``(worker, tile, first step, last step)`` of every worker in its order."""
-    form = FORMS[work.entry]
-    tiles, steps = form.tiles(rows, features), form.steps(depth)
-    lines = lines_of(work, rows, features, depth)
+    config = CONFIGS[work.entry]
+    tiles, steps = config.tiles(rows, features), config.steps(depth)
+    ranges = ranges_of(work, rows, features, depth)
     for worker in range(work.workers):
         for done in range(work.whole):
             if (tile := done * work.workers + worker) < tiles:
                 yield worker, tile, 0, steps
-        line, place = divmod(worker, lines.parts)
-        at, end = (lines.each * i + min(i, lines.rest) for i in (place, place + 1))
+        line, place = divmod(worker, ranges.workers)
+        at, end = (ranges.stages * i + min(i, ranges.remainder) for i in (place, place + 1))
         while at < end:
             tile, begin = divmod(at, steps)
             stop = min(steps, begin + end - at)
@@ -141,12 +141,12 @@ SIZES = [
 @pytest.mark.parametrize(("rows", "features", "depth"), SIZES)
 def test_work_covers_every_step_of_every_tile_once(rows, features, depth, multiprocessors):
     work = work_of(rows, features, depth, multiprocessors)
-    form, steps = FORMS[work.entry], FORMS[work.entry].steps(depth)
+    config, steps = CONFIGS[work.entry], CONFIGS[work.entry].steps(depth)
     assert 1 <= work.workers <= multiprocessors
     parts = {}
     for worker, tile, begin, end in pieces(work, rows, features, depth):
         parts.setdefault(tile, []).append((begin, end, worker))
-    assert sorted(parts) == list(range(form.tiles(rows, features)))
+    assert sorted(parts) == list(range(config.tiles(rows, features)))
     handed_over = []
     for shares in parts.values():
         begins, ends, workers = zip(*sorted(shares), strict=True)
@@ -174,23 +174,23 @@ def test_launch_has_a_place_for_the_sums_of_every_worker(one_gpu):
     arguments = bound()
     (plan,) = launch.GEMM.plan(arguments, {})
     work = work_of(40, 200, 272, 132)
-    form = FORMS[work.entry]
-    assert (plan.entry, plan.grid, plan.dynamic_shared_bytes) == (work.entry, (work.workers, 1, 1), form.shared_bytes)
+    config = CONFIGS[work.entry]
+    assert (plan.entry, plan.grid, plan.dynamic_shared_bytes) == (work.entry, (work.workers, 1, 1), config.shared_bytes)
     tensor_map, _, _, scratch, counters, scale, *sizes = plan.arguments
     assert tensor_map == TensorMap(arguments.views["x"], (40, 64))
-    assert scratch == Scratch(4 * work.workers * form.rows * form.tokens)
-    assert counters == Counters(4 * work.workers * form.warpgroups)
+    assert scratch == Scratch(4 * work.workers * config.rows * config.tokens)
+    assert counters == Counters(4 * work.workers * config.warpgroups)
     assert scale == arguments.arguments["w"].global_scale_decode
-    lines = lines_of(work, 40, 200, 272)
-    assert sizes == [40, 200, 272, 40, work.whole, lines.parts, lines.each, lines.rest]
+    ranges = ranges_of(work, 40, 200, 272)
+    assert sizes == [40, 200, 272, 40, work.whole, ranges.workers, ranges.stages, ranges.remainder]
     assert plan.cluster == (None if work.cluster == 1 else (work.cluster, 1, 1))
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_boxes_of_a_form_are_even_cover_the_rows_and_hardly_reach_beyond_them(form):
-    for rows in range(1, 3 * form.tokens + 2):
-        tokens, tiles = form.even_tokens(rows), form.tiles(rows, 1)
-        assert 1 <= tokens <= form.tokens
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_boxes_of_a_form_are_even_cover_the_rows_and_hardly_reach_beyond_them(config):
+    for rows in range(1, 3 * config.tokens + 2):
+        tokens, tiles = config.even_tokens(rows), config.tiles(rows, 1)
+        assert 1 <= tokens <= config.tokens
         assert rows <= tokens * tiles < rows + tiles
 
 
@@ -204,11 +204,11 @@ def test_launch_of_rows_that_bulk_copies_cannot_reach_is_refused(one_gpu):
 def test_work_of_few_tiles_and_much_depth_is_shared_by_all():
     work = work_of(256, 5120, 17408, 132)
     assert (work.workers, work.whole) == (132, 0)
-    assert FORMS[work.entry].tiles(256, 5120) < 132
+    assert CONFIGS[work.entry].tiles(256, 5120) < 132
 
 
 def test_estimate_grows_with_every_dimension():
-    for entry in FORMS:
+    for entry in CONFIGS:
         smallest = estimated_us(Work(entry, 8, 0), 40, 1024, 2048)
         for larger in ((1000, 1024, 2048), (40, 4096, 2048), (40, 1024, 8192)):
             assert estimated_us(Work(entry, 8, 0), *larger) > smallest
