@@ -59,7 +59,7 @@ def digests(request: BuildRequest, built: Built) -> Iterator[tuple[str, str]]:
 
 
 def read(arch: str, only: str) -> Digests:
-    """Compile the sources whose path holds ``only``; a name of two sources with different code gets a number."""
+    """Compile the sources with ``only`` in their path; a name with different code in two sources gets a number."""
     asked = [request for request in requests(arch) if only in str(request.source)]
     outcomes = build_all(Builder(), asked)
     if failed := [str(outcome.failure) for outcome in outcomes if outcome.built is None]:
@@ -77,13 +77,13 @@ def read(arch: str, only: str) -> Digests:
 
 
 def of_sources(before: Digests, after: Digests) -> Digests:
-    """Return what the first has of the sources that the second has."""
+    """Return the first one's entries for the sources of the second."""
     sources = {name.split()[0] for name in after}
     return {name: digest for name, digest in before.items() if name.split()[0] in sources}
 
 
 def compare(before: Digests, after: Digests) -> Iterator[str]:
-    """Yield a line for each entry point that is not as it was."""
+    """Yield a line for each changed entry point."""
     gone, new = ([name for name in one if name not in other] for one, other in ((before, after), (after, before)))
     for name in sorted(before.keys() & after.keys()):
         if before[name] != after[name]:

@@ -2,10 +2,10 @@
 
     python benchmarks/decode.py [--models A,B] [--rows 1,4,8,16,32] [--tokens 64] [--layers N] [--arms] [--json FILE]
 
-Greedy, prompts of 16 tokens that differ, through the engine's recorded steps. A step's floor is what it must read
-(weights once, the experts that random routing reaches, states, keys and values) over the bandwidth that a kernel which
-only reads reaches in the same process. ``--arms`` compares the arms of the QKV and output projections instead, with
-every copy that kernels want and without transposed ones.
+Greedy, prompts of 16 tokens that differ, through the engine's recorded steps. A step's floor is its necessary reads
+(weights once, the experts reached by random routing, states, keys and values) over the bandwidth of a read kernel in
+the same process. ``--arms`` compares the arms of the QKV and output projections instead, with all copies of the
+kernels and without transposed ones.
 """
 
 import argparse
@@ -34,7 +34,7 @@ TRANSPOSED = tuple(
     f"w4a16::w4a16_gemm_t{twin}" for twin in ("", "_p3", "_k64", "_k64_p3", "_k64_n64_p3", "_m128")
 )  # fmt: skip
 _PORTABLE = {"MUSTER_W4A16_ARM": "tile"}
-#: Builds whose arms are compared: label, levers, keys that are absent on purpose, and the arms.
+#: Builds of the comparison: label, levers, keys removed on purpose, and the arms.
 BUILDS: tuple[tuple[str, dict[str, str], Sequence[str], Sequence[str]], ...] = (
     ("", {}, (), ("auto", "tiled", "per_seq", "wide")),
     (", portable tiles", _PORTABLE, (), ("wide",)),
@@ -67,7 +67,7 @@ class Row:
 
 
 def bandwidth() -> float:
-    """Return bytes a microsecond of a kernel that only reads."""
+    """Return bytes a microsecond of a read kernel."""
     kernels = km.open_registry("cuda", levers={}, local_plugins={plugin.NAME: plugin})
     timer = Timer()
     entry = contestants.read_kernel(kernels, READ_BYTES).make(timer.stream)
@@ -77,7 +77,7 @@ def bandwidth() -> float:
 
 
 def build(name: str, levers: Mapping[str, str], layers: int, allow: Sequence[str] = ()) -> Model:
-    """Boot, and build a model with random weights on the device; only its first layers where a number is given."""
+    """Boot, and build a model with random weights on the device; with a number, only its first layers."""
     with km.boot(name, target="cuda", levers=levers, stage="loaded", dangerously_allow_unresolved=allow) as boot:
         dims = model_dims(boot.manifest)
         if layers:
@@ -130,7 +130,7 @@ def to_json(head: str, rows: Sequence[Row]) -> str:
 
 
 def runs(options: argparse.Namespace, counts: Sequence[int], bytes_us: float) -> Iterator[Row]:
-    """Measure what was asked for."""
+    """Run the requested measurements."""
     for name in options.models.split(","):
         if not options.arms:
             yield from measure(build(name, {}, options.layers), "auto", counts, options.tokens, bytes_us)
@@ -145,7 +145,7 @@ def runs(options: argparse.Namespace, counts: Sequence[int], bytes_us: float) ->
 
 
 def device_line() -> str:
-    """Name the device and what drives it."""
+    """Name the device and its driver."""
     import cupy
     from kernel_muster.registry.hardware.target import read_devices
 
@@ -172,7 +172,7 @@ def main() -> None:
     for row in runs(options, counts, bytes_us):
         found.append(row)
         print(f"{row.model} {row.arms} {row.sequences}: {row.step_us:.0f} us, {row.share:.0%}", flush=True)
-        if options.json:  # row by row: a run that is cut short has what it measured
+        if options.json:  # after each row: an interrupted run keeps its results
             options.json.write_text(to_json(head, found))
     print(f"{head}\n\n{table(found)}")
 

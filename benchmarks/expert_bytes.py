@@ -2,8 +2,8 @@
 
     python benchmarks/expert_bytes.py [--rows 8,16,32,64] [--shape 256x8x2048x512]
 
-One pass a row count, caches flushed before each kernel. ``weights`` is what the distinct experts of that routing have
-in the layout that the kernels read; whatever is above that is activations, ids, and what is read again.
+One pass for each row count, caches flushed before each kernel. ``weights`` are the bytes of that routing's distinct
+experts in the kernels' layout. The rest is activations, ids, and repeated reads.
 """
 
 import argparse
@@ -21,7 +21,7 @@ _KERNELS = ("grouped_gate_up", "grouped_down")
 
 
 def launch(shape: str, rows: list[int]) -> list[dict[str, int]]:
-    """Run one grouped pass for each row count; return what the weights of its experts weigh."""
+    """Run one grouped pass for each row count; return the bytes of its experts' weights."""
     import cupy
     import kernel_muster as km
     from kernel_muster.bench import plugin
@@ -46,7 +46,7 @@ def launch(shape: str, rows: list[int]) -> list[dict[str, int]]:
 
 
 def counted(command: list[str], log: Path) -> list[tuple[str, float]]:
-    """Run a command under ncu; return kernels in order, with the bytes that they read."""
+    """Run a command under ncu; return the kernels in order, with their read bytes."""
     ncu = ["ncu", "--csv", "--log-file", str(log), "--metrics", _METRIC, "--clock-control", "none",
            "-k", f"regex:{'|'.join(_KERNELS)}", "--print-units", "base"]  # fmt: skip
     subprocess.run([*ncu, *command], check=True)
@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="8,16,32,64")
     parser.add_argument("--shape", default="256x8x2048x512")
-    parser.add_argument("--launch", type=Path, help=argparse.SUPPRESS)  # under ncu: launch, and write what is expected
+    parser.add_argument("--launch", type=Path, help=argparse.SUPPRESS)  # under ncu: launch, and write expected bytes
     options = parser.parse_args()
     if options.launch is not None:
         options.launch.write_text(json.dumps(launch(options.shape, [int(rows) for rows in options.rows.split(",")])))

@@ -2,9 +2,9 @@
 
     python benchmarks/hopper_forms.py [--shapes 14336x5120,...] [--rows 32,64,...] [--json FILE]
 
-Each is measured where it can serve (not where more than half of its tile would be empty), correctness first, cold L2,
-all in turn. Costs are fitted by least squares of the relative error, none negative; the last lines show by how much
-the way that the fit would choose exceeds the best one measured.
+Each is measured unless more than half of its tile would be empty: correctness first, cold L2, all in turn. Costs are
+fitted by least squares of the relative error, none negative. The last lines give the loss of the fit's choice against
+the best measured one.
 """
 
 import argparse
@@ -111,7 +111,7 @@ def candidates(rows: int, features: int, depth: int, multiprocessors: int) -> It
 
 
 def fitted(rows: Sequence[Row]) -> NDArray[np.float64]:
-    """Return the costs of one config: least squares of the relative error, with none negative."""
+    """Return the costs of one configuration: least squares of the relative error, with none negative."""
     us = np.array([row.us for row in rows])
     counts = np.array([row.counts for row in rows]) / us[:, None]
     kept = list(range(counts.shape[1]))
@@ -125,7 +125,7 @@ def fitted(rows: Sequence[Row]) -> NDArray[np.float64]:
 
 
 def report(measured: Sequence[Row]) -> None:
-    """Print the fit of each config, and what choosing by it costs."""
+    """Print the fit of each configuration, and the loss of its choices."""
     costs = {}
     for entry in CONFIGS:
         mine = [row for row in measured if row.entry == entry]

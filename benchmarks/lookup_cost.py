@@ -1,4 +1,4 @@
-"""What a lookup costs, beside a dict lookup, a pluggy hook call and a metadata scan.
+"""The cost of a lookup, beside a dict lookup, a pluggy hook call and a metadata scan.
 
     python benchmarks/lookup_cost.py
 

@@ -2,8 +2,8 @@
 
     python benchmarks/prefill.py [--models A,B] [--prompts 128,512,1024,4096] [--layers N] [--repeats 5] [--json FILE]
 
-One sequence, through the engine's recorded passes of up to 1024 rows; medians over the repeats. Recording is not in the
-time, sampling the first token is.
+One sequence, through the engine's recorded passes of up to 1024 rows; medians over the repeats. The time excludes
+recording and includes sampling of the first token.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def main() -> None:
         for row in measure(build(name, {}, options.layers), prompts, options.repeats):
             found.append(row)
             print(f"{row.model} {row.prompt}: {row.first_token_ms:.2f} ms, {row.tokens_s:.0f} tokens/s", flush=True)
-            if options.json:  # row by row: a run that is cut short has what it measured
+            if options.json:  # after each row: an interrupted run keeps its results
                 listed = [{**asdict(one), "tokens_s": one.tokens_s} for one in found]
                 options.json.write_text(json.dumps({"header": head.splitlines(), "rows": listed}, indent=1) + "\n")
     print(f"{head}\n\n{table(found)}")

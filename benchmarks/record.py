@@ -1,4 +1,4 @@
-"""The header of every record: when, on what, with which versions, by which command."""
+"""The header of every record: date, machine, versions and command."""
 
 import os
 import platform

@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 ROUNDS = 21
-# What an audit can need: rich where its report goes to a terminal, structlog where it logs. Not in the list: filelock,
+# Packages that an audit can need: rich for a report on a terminal, structlog for logs. Not in the list: filelock,
 # platformdirs and safetensors, which builds and checkpoints need and an audit on cpu never imports.
 DEPENDENCIES = "import pluggy, pydantic, structlog, tomli, numpy, ml_dtypes, typer, rich.console"
-# What the audits below import, whose report goes to a pipe; names of pydantic are imported when they are used.
+# Imports of the audits below, with a report to a pipe; names of pydantic are imported on use.
 IMPORTED = "import pluggy, tomli, numpy, ml_dtypes, typer; from pydantic import BaseModel, Field, TypeAdapter"
 BASE = "import of the dependencies"
 COMMANDS = {
@@ -38,7 +38,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 
 
 class Times(NamedTuple):
-    """What one process took, in seconds."""
+    """The times of one process, in seconds."""
 
     wall: float
     processor: float

@@ -1,10 +1,10 @@
-"""What the host spends on one launch as an operator of torch, beside the ways without it and a native operator.
+"""The host time of one launch as an operator of torch, beside the ways without it and a native operator.
 
     python benchmarks/torch_overhead.py [--target cuda]
 
 Each figure is the median of several interleaved rounds of one process. On a GPU the problems are so small that the
-launches never wait for the device; the stream is empty before each round. On ``cpu`` the kernel itself, NumPy, counts
-in every row but the native one.
+launches never wait for the device; the stream is empty before each round. On ``cpu`` the kernel's own time, in NumPy,
+counts in every row but the native one.
 """
 
 import argparse
@@ -25,7 +25,7 @@ ROWS, WIDTH = 4, 256
 
 
 def contestants(kernels: Kernels) -> dict[str, Callable[[], object]]:
-    """Return what is called, by name: all compute the same RMS norm but the last, which allocates its result."""
+    """Return the calls by name: all compute the same RMS norm except the last, which allocates its result."""
     kernel = kernels.kernel("norm", "rms_norm")
     device = kernels.device
     x = torch.randn(ROWS, WIDTH, device=device).to(torch.bfloat16)

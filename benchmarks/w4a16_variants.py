@@ -2,8 +2,8 @@
 
     python benchmarks/w4a16_variants.py [--shapes qkv,gate_up,down,o_proj] [--rows 16,64,...] [--rounds 9]
 
-Cold L2, graph replays, all contestants of a shape in turn (``muster bench`` says how). A variant whose result differs
-from that of ``w4a16_gemm_t`` in one bit is not timed. Each row is printed when it is measured.
+Cold L2, graph replays, all contestants of a shape in turn, as in ``muster bench``. A variant whose result differs from
+that of ``w4a16_gemm_t`` in one bit is not timed. Each row is printed after its measurement.
 """
 
 import argparse
@@ -42,11 +42,11 @@ KEYS = (ONE_ORDER, *(key for key in TILES if key != ONE_ORDER))
 
 
 def judge(data: DenseData, rows: int) -> Callable[[Any], float]:
-    """Return what judges a result: its error, or infinity if a variant's bits are not those of the first."""
+    """Return the judge of a result: its error, or infinity if a variant's bits differ from the first one's."""
     first: list[Any] = []
 
     def error(out: Any) -> float:
-        if isinstance(out, cupy.ndarray):  # ours; the peer's is torch's
+        if isinstance(out, cupy.ndarray):  # ours; the peer's is a torch tensor
             bits = out[:rows].view(cupy.uint16)
             first.append(bits.copy())
             if not bool((bits == first[0]).all()):
@@ -58,7 +58,7 @@ def judge(data: DenseData, rows: int) -> Callable[[Any], float]:
 
 
 def cold_weights(handles: Mapping[str, Handle], data: DenseData) -> dict[str, list[Any]]:
-    """Return cold copies of the weight by layout, which all variants of a layout share."""
+    """Return cold copies of the weight by layout, shared by all variants of a layout."""
     made: dict[str, list[Any]] = {}
     for handle in handles.values():
         layout = str(handle.weight_layout)
@@ -80,7 +80,7 @@ def variant(handle: Handle, data: DenseData, rows: int, weights: Sequence[Any]) 
 
 
 def shown(row: Row) -> str:
-    """Return one cell: microseconds and TFLOP/s, or why there is none."""
+    """Return one cell: microseconds and TFLOP/s, or the reason for their absence."""
     return f"{row.us:.1f} ({row.tflop_per_s:.0f})" if row.us is not None and row.tflop_per_s else row.note
 
 

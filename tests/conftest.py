@@ -1,6 +1,6 @@
-"""Hide plugins that are installed beside kernel-muster: a test sees those of the project, and what it installs itself.
+"""Hide other plugins installed beside kernel-muster: a test sees the project's plugins, and those of its own.
 
-What is hidden stays importable; only its metadata, by which plugins are found, is gone, here and in child processes.
+Hidden plugins stay importable. Only their metadata, which discovery reads, is hidden, here and in child processes.
 """
 
 import os
@@ -24,11 +24,11 @@ def _strangers() -> list[str]:
 
 
 def pytest_configure() -> None:
-    # In a worker of xdist, which is a child process, they are hidden already.
+    # A worker of xdist is a child process, where they are already hidden.
     if strangers := _strangers():
         os.environ["KERNEL_MUSTER_TESTS_HIDE"] = os.pathsep.join(strangers)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_FOLDER), os.environ.get("PYTHONPATH"))))
-        sys.path.insert(0, str(_FOLDER))  # of which tests make their children's PYTHONPATH
+        sys.path.insert(0, str(_FOLDER))  # tests make their children's PYTHONPATH from it
         runpy.run_path(str(_FOLDER / "sitecustomize.py"))
 
 

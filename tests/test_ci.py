@@ -1,4 +1,4 @@
-"""What CI installs: the lowest versions that pyproject.toml declares."""
+"""The packages of CI: the lowest versions in pyproject.toml."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A plugin that somebody installed is none of the tests': neither in their process nor in its children."""
+"""Tests see no other installed plugin, neither in their process nor in its children."""
 
 import os
 import subprocess

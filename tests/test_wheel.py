@@ -1,4 +1,4 @@
-"""What the project's wheel holds: all of the tree's code and data under kernel_muster, and nothing beside it."""
+"""The content of the project's wheel: all code and data of the tree under kernel_muster, and nothing beside it."""
 
 import configparser
 import email

@@ -18,10 +18,10 @@ from kernel_muster.models.dims import ModelDims
 from safetensors.torch import save_file
 
 FORMATS = ("compressed-tensors", "modelopt")
-#: Linear modules that stay BF16, as published checkpoints of this line keep them.
+#: Linear modules that stay BF16, as in published checkpoints of this line.
 KEPT = [r"re:.*linear_attn\.in_proj_[ab]$", r"re:.*mlp\.gate$", r"re:.*shared_expert_gate$"]
 _KEPT = re.compile(r"(linear_attn\.in_proj_[ab]|mlp\.gate|shared_expert_gate|embed_tokens|conv1d|norm\w*)\.weight$")
-#: Modules whose kernels read them as one weight: they share the global scale, as llm-compressor exports them.
+#: Modules that kernels read as one weight: they share the global scale, as in exports of llm-compressor.
 _SHARED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("in_proj_qkv", "in_proj_z"))
 _WRITES_RESIDUAL = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")
 _E2M1_MIDDLE = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
@@ -74,7 +74,7 @@ class Writer:
         self._index: dict[str, str] = {}
 
     def write(self) -> Path:
-        """Write config.json, one shard a layer and the index; return the folder."""
+        """Write config.json, one shard for each layer and the index; return the folder."""
         self._folder.mkdir(parents=True, exist_ok=True)
         config = config_of(self._dims)
         shapes = {name: tuple(value.shape) for name, value in empty_model(config).state_dict().items()}
@@ -89,7 +89,7 @@ class Writer:
         return self._folder
 
     def _shards(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, dict[str, tuple[int, ...]]]]:
-        """Divide the parameters: what lies outside the layers, each layer, and the MTP head."""
+        """Divide the parameters: those outside the layers, each layer, and the MTP head."""
         layer = re.compile(r"model\.layers\.(\d+)\.")
         groups: dict[str, dict[str, tuple[int, ...]]] = {}
         for name, shape in shapes.items():
@@ -145,7 +145,7 @@ class Writer:
 
     @staticmethod
     def _amax(name: str, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the largest magnitude of a module and of those that share its global scale."""
+        """Return the largest magnitude of a module and of the modules with the same global scale."""
         path, _, leaf = name.removesuffix(".weight").rpartition(".")
         group = next((one for one in _SHARED if leaf in one), (leaf,))
         found = [values[n] for one in group if (n := f"{path}.{one}.weight") in values]

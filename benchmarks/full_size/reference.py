@@ -1,7 +1,7 @@
 """transformers' model of a checkpoint's dequantised weights, whole, one layer in memory at a time.
 
-The model is transformers' own class. Hooks give each decoder layer its weights before it runs and take them away after,
-in FP32 (the reference) or BF16 (what transformers itself would serve). NVFP4 tensors stay on the device as stored.
+The model is transformers' own class. Hooks load each decoder layer's weights before it runs and remove them after, in
+FP32 (the reference) or BF16 (transformers' usual type). NVFP4 tensors stay on the device as stored.
 """
 
 import json
@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 
 class Streamed:
-    """A model that is whole for its caller; ``logits`` runs sequences of one length."""
+    """A model that appears complete to its caller; ``logits`` runs sequences of one length."""
 
     def __init__(self, folder: Path, config: Any, device: str) -> None:
         self._folder, self._config, self._device = folder, config, device
@@ -71,7 +71,7 @@ class Streamed:
         return {name.removeprefix(prefix): value for name, value in found.items()}
 
     def _tensors(self, shard: str) -> dict[str, torch.Tensor]:
-        """Read a shard once; experts become one tensor a projection, as transformers holds them."""
+        """Read a shard once; experts become one tensor for each projection, as in transformers."""
         if shard not in self._stored:
             with safe_open(self._folder / f"model-{shard}.safetensors", "pt", device=self._device) as file:
                 self._stored[shard] = _stacked({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118

@@ -4,11 +4,11 @@
         [--reduced] [--dflash DRAFTER]
 
 Writes a seeded checkpoint, loads it with ``open_checkpoint``, decodes, and compares the logits of each generated token
-with transformers' model of the dequantised weights. The reference runs in FP32. The bound is what BF16 costs
-transformers itself: its own run in BF16 is compared with the same reference, and ours may lie at most MARGIN times as
-far from it in mean KL. Both round the same values to the same width in another order.
+with transformers' model of the dequantised weights. The reference runs in FP32. The bound is transformers' own cost of
+BF16: its BF16 run is compared with the same reference, and our mean KL may be at most MARGIN times as large. Both round
+the same values to the same width in another order.
 
-The second format is loaded and decoded too; its weights are the same, so that it is judged by the same reference.
+The second format is loaded and decoded too. It has the same weights, so the same reference applies.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def decode(model: Any, prompts: Sequence[Sequence[int]], new: int, proposer_of: 
 
 
 def proposers(model: Any, levers: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what drafts: the MTP head of the checkpoint, and a block-diffusion drafter with random weights."""
+    """Return the proposers: the MTP head of the checkpoint, and a block-diffusion drafter with random weights."""
     found: dict[str, Any] = {}
     if model.dims.mtp_layers:
         found["mtp"] = lambda sizes: MtpProposer(model, levers, 3, sizes)
@@ -216,7 +216,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Judge and print; exit code 1 if the bound is not kept."""
+    """Judge and print; exit code 1 if the result exceeds the bound."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--formats", default=",".join(FORMATS))

@@ -3,7 +3,7 @@
     python decode.py FOLDER [--target cuda] [--ids 1,2,3]... [--tokens 32] [--drafts 3]
         [--temperature 0.7 --top-k 20 --top-p 0.8 --seed 0]
 
-Each ``--ids`` is a prompt. ``--small`` says that the checkpoint is one of small_checkpoint.py.
+Each ``--ids`` is a prompt. ``--small`` is for a checkpoint of small_checkpoint.py.
 """
 
 import argparse
@@ -27,7 +27,7 @@ PAGE = 16
 
 
 def load(folder: Path, target: str | None, *, is_small: bool) -> tuple[Model, Levers]:
-    """Boot the model that a folder's config.json is of, and build it with the folder's weights."""
+    """Boot the model of a folder's config.json, and build it with the folder's weights."""
     model = "qwen3.6-27b" if is_small else str(folder)
     with km.boot(model, target=target) as boot:
         weights = CheckpointWeights(open_checkpoint(folder))
@@ -43,7 +43,7 @@ def load(folder: Path, target: str | None, *, is_small: bool) -> tuple[Model, Le
 def decode(
     model: Model, levers: Levers, prompts: list[list[int]], tokens: int, sampling: Sampling, drafts: int = 0
 ) -> list[list[int]]:
-    """Return so many new tokens behind each prompt."""
+    """Return the new tokens of each prompt."""
     longest = max(map(len, prompts)) + tokens + drafts + 1
     sizes = StateSizes(sequences=len(prompts), pages=len(prompts) * -(-longest // PAGE), page_size=PAGE)
     with DecodeEngine(model, sizes, max_context=longest) as engine:
@@ -55,15 +55,15 @@ def main(arguments: list[str]) -> int:
     """Read the arguments, load, decode, and print the ids of each prompt on a line."""
     parser = argparse.ArgumentParser(description="Load a checkpoint and decode with it.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--target", help="cuda, cuda:<n> or cpu; without it the GPU")
+    parser.add_argument("--target", help="cuda, cuda:<n> or cpu; default: the GPU")
     parser.add_argument("--ids", action="append", help="a prompt: token ids with commas; repeatable")
     parser.add_argument("--tokens", type=int, default=32, help="new tokens of each prompt")
-    parser.add_argument("--drafts", type=int, default=0, help="drafts of the MTP head a step")
+    parser.add_argument("--drafts", type=int, default=0, help="drafts of the MTP head in each step")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--small", action="store_true", help="the checkpoint is one of small_checkpoint.py")
+    parser.add_argument("--small", action="store_true", help="for a checkpoint of small_checkpoint.py")
     given = parser.parse_args(arguments)
     try:
         prompts = [[int(one) for one in text.split(",")] for text in given.ids or ["1,2,3"]]
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
         model, levers = load(given.folder, given.target, is_small=given.small)
         found = decode(model, levers, prompts, given.tokens, sampling, given.drafts)
     except km.BootRefused as refused:
-        print(render_text(fitted(refused.report, "decode")))  # without a GPU: what helps a decode, not an audit
+        print(render_text(fitted(refused.report, "decode")))  # without a GPU, the remedies for a decode
         return 1
     except km.UsageError as error:
         print(f"decode.py: {error}", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""A small checkpoint in the format of compressed-tensors or ModelOpt, made of random weights: something to load.
+"""A small checkpoint for trials, in the format of compressed-tensors or ModelOpt, with random weights.
 
     python small_checkpoint.py FOLDER [compressed-tensors|modelopt]
 
-It has the layers of qwen3.6-27b, few and narrow, under the names that checkpoints of that family have.
+It has a few narrow layers of qwen3.6-27b, under the names of that family's checkpoints.
 """
 
 import json
@@ -34,7 +34,7 @@ _GROUP = {
 
 
 class Kept(RandomWeights):
-    """Random weights that remember what was asked for."""
+    """Random weights that record their requests."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -51,7 +51,7 @@ class Kept(RandomWeights):
 
 
 def small_dims(boot: km.BootSession) -> ModelDims:
-    """Return the dimensions of the booted model at a size that any machine runs in a moment."""
+    """Return the dimensions of the booted model at a size that any machine decodes in a moment."""
     return reduced(model_dims(boot.manifest))
 
 
@@ -64,7 +64,7 @@ def write_checkpoint(folder: Path, seed: int = 1, format: str = FORMATS[0]) -> P
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_config(dims, format)), encoding="utf-8")
     save_file({_EMBEDDING: np.asarray(weights.found["embedding.table"])}, folder / "model.safetensors")
-    names = Names(open_checkpoint(folder))  # they depend on where the embedding lies
+    names = Names(open_checkpoint(folder))  # they depend on the place of the embedding
     tensors: dict[str, Any] = {}
     for name, value in weights.found.items():
         recipe = names.recipe(name)

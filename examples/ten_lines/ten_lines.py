@@ -3,7 +3,7 @@ import numpy as np
 
 
 def gate_rows(x, gate, out):
-    out[...] = x.astype("f4") / (1 + np.exp(-gate.astype("f4")))  # FP32, rounded once: what the contract asks for
+    out[...] = x.astype("f4") / (1 + np.exp(-gate.astype("f4")))  # FP32, rounded once, as the contract requires
 
 
 @km.hookimpl

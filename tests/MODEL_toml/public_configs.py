@@ -1,4 +1,4 @@
-"""The config.json files of public models and of what is made of them: fields, levels and quantisation as published.
+"""The config.json files of public models and of their derivatives: fields, levels and quantisation as published.
 
 Written from memory. Each function makes one; ``with_changes`` makes relatives.
 """

@@ -1,4 +1,4 @@
-"""A config.json that has type and size of a model and is another one all the same."""
+"""A config.json with the type and size of a model, but of another model."""
 
 import re
 from functools import cache
@@ -189,7 +189,7 @@ def test_config_that_contradicts_its_manifest_is_of_no_known_model(
 
 
 LINE = re.compile(r"(\w+) = (.+?)(?: and (\w+) = (.+?))? under \[model\.?(\w*)\]")
-#: Facts that others must follow: one line alone makes no valid manifest.
+#: Facts that depend on others: one line alone makes no valid manifest.
 FOLLOWED = ("num_hidden_layers", "head_dim", "num_experts", "layer_types")
 
 
@@ -257,7 +257,7 @@ def test_rule_of_norms_of_a_type_that_nobody_knows_is_no_contradiction(kind: obj
 
 def test_rule_of_norms_is_compared_where_a_manifest_has_norms() -> None:
     config = {"model_type": "qwen3_5"}
-    assert contradictions(ModelTable.model_validate(SMALL), config) == ()  # of an engine that is audited by traces
+    assert contradictions(ModelTable.model_validate(SMALL), config) == ()  # of an engine audited by traces
     assert len(contradictions(ModelTable.model_validate({**SMALL, "rms_norm_eps": 1e-6}), config)) == 1
 
 
@@ -311,7 +311,7 @@ def test_shared_expert_that_a_manifest_does_not_have_is_a_contradiction() -> Non
 
 
 def test_many_contradictions_are_counted(shipped: Catalogue) -> None:
-    # another hidden size would be another model of the type, and is said as that
+    # another hidden size makes another model of the type, with its own message
     config = {**DENSE, **dict.fromkeys((key for keys in KEYS.values() for key in keys), 7), "hidden_size": 5120}
     finding = shipped.resolve_config(config, "qwen3.6-27b").finding
     assert finding is not None

@@ -1,4 +1,4 @@
-"""The work of reading a manifest grows in proportion to its size, whatever there are thousands of."""
+"""The work of reading a manifest grows in proportion to its size, for any kind of entry."""
 
 import pytest
 from kernel_muster.MODEL_toml.crosscheck import cross_problems

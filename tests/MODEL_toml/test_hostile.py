@@ -1,4 +1,4 @@
-"""Property tests: whatever stands in a manifest or a config, never an exception, never a pass of what is wrong."""
+"""Property tests: no content of a manifest or a config raises an exception, and no error passes."""
 
 import copy
 import tempfile
@@ -32,7 +32,7 @@ other = "no FP4 tensor cores"
 """
 )
 PARSED = tomli.loads(GOOD)
-# Strings that may stand anywhere are no mistake in some places, so mutations use types that are wrong everywhere.
+# Strings are valid in some places, so mutations use types that are wrong everywhere.
 NEVER_RIGHT = st.sampled_from([1.5j, b"x", [[]], [{}], {"": {"": {}}}, -1, 2**70, float("nan"), object()])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -85,7 +85,7 @@ def test_load_manifest_without_schema_reads_version_one(write: Write, minimal: s
     assert manifest.document.schema_version == 1
 
 
-# what stands after the minimal manifest (3 lines) -> subject, line, the whole sentence
+# text after the minimal manifest (3 lines) -> subject, line, the whole sentence
 BAD = [
     (
         '[expected_abscent.w4a4]\nf = "why"',

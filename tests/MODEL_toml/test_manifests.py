@@ -25,7 +25,7 @@ def test_all_seven_are_there_in_folders_of_their_names(shipped: dict[str, Manife
         assert manifest.model_type
 
 
-# name -> N of attn.q_proj (gate included), k_proj, fused qkv; gdn in_proj_qkvz, in_proj_ba, conv; K of both outputs
+# name -> N of attn.q_proj (gate included), k_proj, fused qkv, gdn in_proj_qkvz, in_proj_ba, conv, and K of both outputs
 SHAPES = {
     **dict.fromkeys(MOE, (8192, 512, 9216, 12288, 64, 8192, 4096)),
     **dict.fromkeys(DENSE, (12288, 1024, 14336, 16384, 96, 10240, 6144)),

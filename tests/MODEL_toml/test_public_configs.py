@@ -30,7 +30,7 @@ def holo() -> Config:
     return changed(public.whole(public.text_35b(), public.nvfp4_experts()), mtp_num_hidden_layers=None)
 
 
-#: Folder, the config in it, the model that it is, and the doubts that remain.
+#: Folder, its config, the expected model, and the remaining doubts.
 RESOLVED: dict[str, tuple[str, Callable[[], Config], str, tuple[str, ...]]] = {
     "27b, BF16 as published": (
         "Qwen3.6-27B", lambda: public.whole(public.text_27b()), "qwen3.6-27b", ("WEIGHTS_NOT_QUANTISED",)),
@@ -77,7 +77,7 @@ RESOLVED: dict[str, tuple[str, Callable[[], Config], str, tuple[str, ...]]] = {
         "qwen3.6-35b-a3b", ("REFERENCE_NAMES_OTHER",)),
 }  # fmt: skip
 
-#: Folder, the config in it, the code, and what its reason holds.
+#: Folder, its config, the code, and a part of its reason.
 REFUSED: dict[str, tuple[str, Callable[[], Config], str, str]] = {
     "27b, FP8 blocks": (
         "Qwen3.6-27B-FP8", lambda: public.whole(public.text_27b(), public.fp8_blocks()), "UNKNOWN_MODEL",

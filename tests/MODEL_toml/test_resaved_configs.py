@@ -1,4 +1,4 @@
-"""Config files that transformers 5 and the quantisation libraries really write, from those as published."""
+"""Config files as transformers 5 and the quantisation libraries write them, from the published ones."""
 
 import json
 from collections.abc import Callable

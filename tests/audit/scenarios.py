@@ -29,7 +29,7 @@ class Scenario:
     subject: str
     remedy: str
     where: str | None
-    also: tuple[str, ...]  # notes that the situation brings along, tripping or not
+    also: tuple[str, ...]  # notes of the situation, with or without the finding
     has_trace: bool
 
 

@@ -1,4 +1,4 @@
-"""A contract that adds rows, kernels that keep it, and boots that ask for one: what the tests of proofs share."""
+"""Shared by the tests of proofs: a contract that adds rows, its kernels, and boots that ask for one."""
 
 import kernel_muster as km
 import numpy as np

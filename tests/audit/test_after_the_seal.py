@@ -1,4 +1,4 @@
-"""What a boot does with lookups and registrations that come late."""
+"""Lookups and registrations after the seal."""
 
 import kernel_muster as km
 import pytest

@@ -1,4 +1,4 @@
-"""What can be refused without a compiler: options, entry points, and sources that cannot be read."""
+"""Refusals without a compiler: options, entry points, and unreadable sources."""
 
 import zipfile
 from dataclasses import replace

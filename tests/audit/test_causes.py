@@ -1,4 +1,4 @@
-"""One finding a cause: a plugin that did not load, or is blocked, explains the misses of all its keys."""
+"""One finding for each cause: a failed or blocked plugin explains the misses of all its keys."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Preference chains: every combination of members that are there, absent, waived or switched off."""
+"""Preference chains: every combination of present, absent, waived and disabled members."""
 
 from itertools import product
 
@@ -7,7 +7,7 @@ import pytest
 from kernel_muster.registry.errors import UsageError
 
 STATES = ("present", "absent", "waived", "disabled", "disabled and waived")
-# Names unlike each other, so that no near-name hint adds a finding.
+# Dissimilar names, so that no near-name hint adds a finding.
 FUNCS = ("quantize", "embedding", "softmax")
 
 

@@ -1,4 +1,4 @@
-"""For every finding code: a boot that passes, one that trips exactly it, and the replay of the latter."""
+"""For every finding code: a boot that passes, one that gives exactly it, and the replay of the latter."""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The set hash is that of the bytes that were compiled, whenever the files of a kernel change."""
+"""The set hash covers the compiled bytes, at whatever time the files of a kernel change."""
 
 import importlib.util
 import json
@@ -62,7 +62,7 @@ def test_header_edited_while_the_boot_compiles_is_hashed_as_it_was_compiled(boot
         expected[text] = boot().report.set_hash
     (tmp_path / "factor.cuh").write_text(TWO)
     request.getfixturevalue("edited_after_reading")
-    outcome = boot()  # compiles TWO; the file holds THREE when the report is made
+    outcome = boot()  # compiles TWO; the file holds THREE by the time of the report
     assert (tmp_path / "factor.cuh").read_text() == THREE
     assert outcome.report.set_hash == expected[TWO]
 

@@ -1,4 +1,4 @@
-"""The work of judging a trace grows in proportion to its size, whatever there are thousands of.
+"""The work of judging a trace grows in proportion to its size, for any kind of row.
 
 The tests count instructions, which are the same on every machine. Doubling the size doubles the growth exactly, so that
 a loop over all pairs shows at forty rows.
@@ -162,7 +162,7 @@ def judging(world: Any, case: Case, size: int) -> Callable[[], object]:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_judgement_of_a_trace_costs_in_proportion_to_its_size(world, case):
-    judging(world, case, 2)()  # what is imported or compiled once
+    judging(world, case, 2)()  # imports and compiles everything once
     assert growth(lambda size: judging(world, case, size), ROWS) < LINEAR
 
 

@@ -1,4 +1,4 @@
-"""Traces that are mutated, malformed or malicious: a UsageError or a refused report, and never anything else."""
+"""Mutated, malformed or malicious traces give a UsageError or a refused report, and no other result."""
 
 import copy
 import json
@@ -71,7 +71,7 @@ TRACE = {
     "complete": True,
 }  # fmt: skip
 
-#: One that is refused for one reason alone, so that any way round it shows: nothing provides acme::add.
+#: A trace refused for one reason alone, so that any evasion shows: no plugin provides acme::add.
 ONE_REASON = TRACE | {"requests": [], "missing_layouts": [], "late_registrations": []}
 
 SETTINGS = settings(
@@ -164,7 +164,7 @@ def test_every_single_mutation_is_a_usage_error_or_refused(world, trace):
                 report = judge(mutated(trace, path, (kind, value)), manifest)
                 assert report is None or not report.passed, (path, kind, value)
                 accepted += report is not None
-    assert accepted > 100  # most are refused while parsing; enough must come through to the rules
+    assert accepted > 100  # most are refused while parsing; enough must reach the rules
 
 
 @SETTINGS

@@ -1,7 +1,7 @@
-"""Kill-one: without any single registration that a model asks for, its audit refuses and says what to do.
+"""Kill-one: without any single registration that a model needs, its audit refuses with a remedy.
 
-Each model is booted once for real. A registration is then taken out of the catalog of that boot's evidence, and all
-rules judge again: what the layers asked for does not depend on what they got (tests/models/test_lookups.py).
+Each model is really booted once. Then a registration is removed from the catalog of that boot's evidence, and all
+rules judge again: lookups do not depend on the results of earlier ones (tests/models/test_lookups.py).
 """
 
 import re
@@ -21,7 +21,7 @@ MODELS = (
     "qwen3.6-35b-a3b", "qwen3.6-27b", "qwen3.8-27b", "ornith-1.0-35b", "qwen3.6-35b-a3b-heretic", "holo-3.1-35b-a3b",
     "qwen3.6-35b-a3b-dflash",
 )  # fmt: skip
-# Levers that bring other keys into play: parents of the 3-stage twins, the opt-in variant, FP32 routing.
+# Levers that use other keys: parents of the 3-stage twins, the opt-in variant, FP32 routing.
 OTHER_LEVERS = {
     "parents": {"MUSTER_NO_TGEMM_PIPELINE3": "1", "MUSTER_NO_K64_PIPELINE3": "1"},
     "variants": {"MUSTER_W4A16_VARIANT": "v2"},
@@ -30,7 +30,7 @@ OTHER_LEVERS = {
     "atomic": {"MUSTER_FFN_ARM": "atomic_c4"},
     "hopper": {},
 }
-# Where a kernel is asked for that no other target has.
+# The one target with lookups of its own.
 TARGETS = {"hopper": "sm_90a"}
 BOOTS = [(model, "") for model in MODELS] + [
     ("qwen3.6-27b", "parents"), ("qwen3.6-27b", "variants"), ("qwen3.6-35b-a3b", "fp32"),
@@ -65,7 +65,7 @@ def keys_of(evidence: Evidence) -> dict[KernelKey, Asked]:
         for key in evidence.evaluated(row):
             if evidence.decide(key).chosen is not None:
                 old = found.get(key, Asked(False, None, frozenset()))
-                # A preferred member may be absent if it is waived; of a required chain some member must be there.
+                # A preferred member may be absent if waived; a required chain needs one present member.
                 only = row.kind == "required" and (not row.is_chain or row.members[-1] == key)
                 sites = old.sites | set(row.sites)
                 found[key] = Asked(old.is_required or only, row.requested_by or old.requested_by, sites)

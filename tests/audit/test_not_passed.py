@@ -1,4 +1,4 @@
-"""A boot that did not pass has a report, is sealed, and launches nothing, however its block ended."""
+"""A boot that did not pass has a report, is sealed, and launches nothing, for any end of its block."""
 
 import asyncio
 import contextlib
@@ -133,7 +133,7 @@ def test_interrupt_while_the_audit_waits_for_builds_is_sealed_too(world, monkeyp
         kept[0](**arguments())
 
 
-# what leaves the session
+# objects that leave the session
 
 
 def tampering(report):

@@ -1,4 +1,4 @@
-"""The trace that a live boot writes: it survives a file, and its replay says what the boot said."""
+"""The trace of a live boot: it survives a file, and its replay gives the boot's findings."""
 
 import json
 from operator import attrgetter

@@ -1,4 +1,4 @@
-"""What a planner makes of its contract's cases, asked without a device."""
+"""A planner's launches for its contract's cases, without a device."""
 
 from dataclasses import replace
 from types import SimpleNamespace

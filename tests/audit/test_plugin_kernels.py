@@ -1,4 +1,4 @@
-"""``muster plugin check`` about keys that several equal kernels offer."""
+"""``muster plugin check`` for keys with several equal kernels."""
 
 import pytest
 from kernel_muster.audit.plugin_check.steps.kernels import equal_kernels

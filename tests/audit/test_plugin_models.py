@@ -1,4 +1,4 @@
-"""``muster plugin check`` about models: those that no boot can build are found before anybody boots them."""
+"""``muster plugin check`` for models: it finds those that no boot can build."""
 
 import kernel_muster as km
 import pytest

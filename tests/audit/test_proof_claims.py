@@ -1,4 +1,4 @@
-"""Proofs of claims: that one kernel gives the bits of another."""
+"""Proofs of bit identity between two kernels."""
 
 from dataclasses import replace
 from itertools import cycle

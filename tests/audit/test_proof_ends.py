@@ -1,4 +1,4 @@
-"""Proofs of kernels that do not end, and of a device that stops: no case passes for it, and the audit goes on."""
+"""Proofs of kernels that do not end, and of a stopped device: no case passes, and the audit continues."""
 
 import gc
 import threading

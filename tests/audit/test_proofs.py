@@ -1,4 +1,4 @@
-"""Proofs: for each code a kernel that is really broken in that way and in no other, and a good one that passes."""
+"""Proofs: for each code a kernel broken in exactly that way, and a good one that passes."""
 
 import json
 from dataclasses import replace

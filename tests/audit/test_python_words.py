@@ -1,4 +1,4 @@
-"""What a program is told about its boot: its own parameters, and no option of the command."""
+"""Findings for Python callers name their own parameters, and no option of the command."""
 
 import kernel_muster as km
 import pytest

@@ -1,4 +1,4 @@
-"""The JSON report: what it holds, its schema, and the way back."""
+"""The JSON report: its content, its schema, and the way back."""
 
 import json
 from dataclasses import asdict, replace

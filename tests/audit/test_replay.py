@@ -1,4 +1,4 @@
-"""Traces of foreign engines and of other versions, and what they may be judged by."""
+"""Traces of foreign engines and of other versions, and the options of their replay."""
 
 import copy
 from datetime import date

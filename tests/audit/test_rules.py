@@ -1,4 +1,4 @@
-"""Rules at their edges: what is no finding, what is another one, and what a finding says."""
+"""Rules at their limits: situations without a finding or with another one, and the texts of findings."""
 
 from dataclasses import replace
 from datetime import date
@@ -12,7 +12,7 @@ from kernel_muster.registry.selection.catalog import Catalog, PluginRow
 WHY = "not ported to this chip yet"
 
 
-# registrations that nothing asks for
+# registrations without a lookup
 
 
 def test_dead_registration_is_one_whose_plugin_nothing_asked_for(world):
@@ -183,7 +183,7 @@ def test_kernel_that_serves_before_another_distributions_is_noted(world, theirs,
         'or let the other say overrides="fork"',
     )
     assert outcome.report.kernels[0].distribution == "fork"
-    (replayed,) = outcome.replay(stage="registered").findings  # by the command, whose words it has
+    (replayed,) = outcome.replay(stage="registered").findings  # of the command, with its words
     assert replayed.remedies[0] == "nothing, if this is meant; else block what serves: --no-plugin fork"
     assert replace(replayed, remedies=found.remedies) == found
 
@@ -249,7 +249,7 @@ def test_malformed_or_contradicting_lists_of_keys_refuse_at_the_door(world, leve
     assert outcome.report.counts.lookups == 0
 
 
-# what the manifest declares
+# declarations of the manifest
 
 
 def test_waiver_out_of_scope_neither_excuses_nor_is_unused(world):
@@ -322,7 +322,7 @@ def test_remedy_of_a_required_miss_is_no_waiver(world):
     assert outcome.finding("MISSING").remedies[-1] == "it is required: a waiver cannot excuse it"
 
 
-# whose contract a key has
+# the owner of a key's contract
 
 
 @pytest.mark.parametrize("guest", ["acme", "zeta"])
@@ -335,7 +335,7 @@ def test_contract_of_a_built_in_key_is_the_hosts_whatever_a_guest_is_called(worl
     assert owner_contract(Catalog(plugins, kernels), km.KernelKey("gemv", "dense")) == "of_host"
 
 
-# what is expected may not be allowed away
+# an expected key may not be allowed away
 
 
 def test_expected_kernel_whose_absence_was_allowed_still_refuses(world):
@@ -354,7 +354,7 @@ def test_expected_kernel_asked_for_by_its_old_name_was_asked_for(world):
     assert world.run(world.ask("acme::old"), plugins, manifest).codes == ["KEY_RENAMED"]
 
 
-# waivers that miss their target
+# waivers without effect
 
 
 def test_waiver_of_another_scope_is_named_where_its_key_is_missing(world):

@@ -1,4 +1,4 @@
-"""The boot session: null handles, threads, several boots, blocks that raise, what is wrong at the door, observers."""
+"""The boot session: null handles, threads, several boots, blocks that raise, errors on entry, observers."""
 
 import logging
 import re
@@ -337,7 +337,7 @@ def test_boot_logs_one_wide_event_and_lookups_only_at_debug(world, caplog):
     assert record.lookups == 1
 
 
-# a failed plugin that the model is of
+# a model of a failed plugin
 
 
 def failing():

@@ -1,4 +1,4 @@
-"""Dispatch sites and layers of a live boot's misses: one finding a cause, with every line that asked."""
+"""Dispatch sites and layers of a live boot's misses: one finding for each cause, with every lookup line."""
 
 import kernel_muster as km
 

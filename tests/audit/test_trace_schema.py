@@ -1,4 +1,4 @@
-"""The shipped schema of traces, against real ones and against what a replay refuses."""
+"""The shipped schema of traces, against real traces and against the refusals of a replay."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Tables of thresholds: which one a boot takes, what it may set, and what is refused."""
+"""Tables of thresholds: selection, permitted settings, and refusals."""
 
 import json
 import os
@@ -234,7 +234,7 @@ def test_broken_shipped_table_is_a_bad_lever_and_not_ignored(shipped):
     assert "the shipped table is broken" in finding.why
 
 
-# What a table rests on
+# The basis of a table
 
 
 def source_of(registered):
@@ -424,7 +424,7 @@ MEASURED = (km.Measured("Acme A1", {"acme::mul": "a" * 64}), km.Measured("Acme A
         (device(), "a" * 64, False),
         (device(), "b" * 64, True),  # another kernel serves
         (device("Acme A2"), "a" * 64, True),  # the same architecture, another device
-        (device("Acme A9"), "a" * 64, True),  # the figures are of kernels that are none of ours
+        (device("Acme A9"), "a" * 64, True),  # the figures belong to kernels of others
         (Target("sm_90a", ARCH), "a" * 64, True),  # no device
         (CPU_TARGET, "a" * 64, False),
     ],
@@ -437,7 +437,7 @@ def test_built_in_threshold_is_assumed_but_on_its_device_with_its_kernels(world,
     for value in (None, 8, 9):
         levers, _ = read_levers([*CORE_LEVERS, edge], [("given", {} if value is None else {edge.name: value})])
         rows = {row.name: row for row in lever_rows(levers, assumption(target, Selector(catalog, target, levers)))}
-        assert rows[edge.name].assumed is (is_assumed and value is None)  # what somebody asked for is theirs
+        assert rows[edge.name].assumed is (is_assumed and value is None)  # a value set by a user is the user's own
 
 
 def test_report_says_in_one_line_which_built_in_thresholds_are_assumed(world):

@@ -1,4 +1,4 @@
-"""The verdict: only a finding that refuses may absorb another, and nothing that refuses gets lost on the way."""
+"""The verdict: only a refusing finding may absorb another, and no refusing finding is lost."""
 
 from dataclasses import replace
 from itertools import permutations

@@ -1,4 +1,4 @@
-"""Keys that a boot does without on purpose, to be compared with another boot."""
+"""Keys removed from a boot on purpose, for a comparison with another boot."""
 
 import kernel_muster as km
 import pytest
@@ -58,5 +58,5 @@ def test_key_that_is_absent_for_another_reason_is_not_excused(judge):
 def test_manifest_that_expects_the_key_is_not_contradicted(judge):
     assert judge(lookup("mul"), manifest=EXPECTED) == []
     assert ("DISABLED", "acme::mul") in judge(lookup("mul"), manifest=EXPECTED, without=())
-    # ... but what nothing asks for is no more expected than before.
+    # ... but a key without a lookup is still not expected.
     assert judge(lookup("add"), manifest=EXPECTED, disabled="acme::sub", without=()) != []

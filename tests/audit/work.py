@@ -1,4 +1,4 @@
-"""Work counted instead of timed: the Python instructions that a call runs, and how their number grows."""
+"""Work counted, not timed: the Python instructions of a call, and the growth of their number."""
 
 import sys
 from collections.abc import Callable

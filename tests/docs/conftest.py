@@ -1,4 +1,4 @@
-"""The manual as data: its pages, their fenced blocks, and a shell small enough to run what they show."""
+"""The manual as data: its pages, their fenced blocks, and a small shell to run them."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""What the manual shows as runnable really runs, and prints what it says."""
+"""The manual's runnable examples run, and print the output shown."""
 
 
 def test_examples_of_a_page_run_as_shown(page, shell, blocks_of):
@@ -13,5 +13,5 @@ def test_examples_of_a_page_run_as_shown(page, shell, blocks_of):
 def test_fences_say_only_what_the_runner_knows(page, blocks_of):
     for block in blocks_of(page):
         assert block.language in {"", "sh", "text", "python", "cpp", "toml", "json", "markdown"}, f"{page}:{block.line}"
-        # What is marked torch runs in tests/torch, where that is installed.
+        # Blocks marked torch run in tests/torch, if it is installed.
         assert set(block.options) <= {"run", "exit", "file", "output", "torch"}, f"{page}:{block.line}"

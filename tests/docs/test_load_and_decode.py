@@ -1,4 +1,4 @@
-"""examples/load_and_decode: what a small checkpoint of either format decodes to, and what is refused."""
+"""examples/load_and_decode: the decoded tokens of a small checkpoint of either format, and refusals."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""The manual says everything, what it generates is current, and its links lead somewhere."""
+"""The manual is complete, its generated parts are current, and its links lead somewhere."""
 
 import re
 from dataclasses import fields

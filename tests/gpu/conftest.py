@@ -1,4 +1,4 @@
-"""Tests that need a GPU: deselected where no CUDA driver answers. Skipped without the CUDA extras."""
+"""Tests for a GPU: deselected without a CUDA driver, skipped without the CUDA extras."""
 
 import importlib
 import importlib.metadata
@@ -22,7 +22,7 @@ def _has_device() -> bool:
         return False
 
 
-#: Packages with the assembler of Numba kernels, and what the names of tests that compile one hold.
+#: Packages with the assembler of Numba kernels, and name parts of the tests that compile one.
 TOOLCHAINS = ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12")
 NUMBA_TESTS = ("numba", "quantize", "requantise", "ornith")
 

@@ -1,9 +1,9 @@
-"""Prove the small cases of device kernels: what compute-sanitizer runs, under which all cases would take hours.
+"""Prove the small cases of device kernels under compute-sanitizer, with which all cases would take hours.
 
     compute-sanitizer --tool racecheck --error-exitcode 9 python tests/gpu/sanitized.py 'moe*' --most-bytes 300000
 
-It takes keys, and cases by ``--cases``, as a shell takes file names. A case counts with the bytes of its arguments. The
-last line says how many cases ran. Exit code 1 where a proof failed, 2 where nothing ran.
+Keys, and cases with ``--cases``, are given as patterns of file names. A case counts with the bytes of its arguments.
+The last line gives the number of cases. Exit code 1: a proof failed, 2: no case ran.
 """
 
 import argparse

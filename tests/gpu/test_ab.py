@@ -17,7 +17,7 @@ from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 
 pytestmark = pytest.mark.gpu
 
-# The norm that every layer begins its FFN with; a wrong one is too large.
+# The first norm of every layer's FFN; a wrong one is too large.
 NORM = """
 #include <cuda_bf16.h>
 extern "C" __global__ void __launch_bounds__(256) planted_norm(

@@ -36,7 +36,7 @@ def test_norm_turn_append_has_the_bits_of_its_parts(launched, rows, heads, rotar
     cache = (rows + 2, PAGE, key_heads, width)
     slots = rng.permutation(cache[0] * PAGE)[:rows].astype(np.int32)
     positions = rng.integers(0, 262_144, rows, np.int32)
-    slots[4:5], slots[5:6], positions[6:7] = -1, cache[0] * PAGE, -3  # what is refused changes nothing, as in the parts
+    slots[4:5], slots[5:6], positions[6:7] = -1, cache[0] * PAGE, -3  # refused entries change nothing, as in the parts
     weights = {"q": numbers(rng, width), "k": numbers(rng, width)}
     norm, rope = {"eps": 1e-6, "weight_offset": 1.0}, {"rotary_dim": rotary_dim, "theta": 1e7}
 
@@ -109,7 +109,7 @@ def test_attention_from_projections_has_the_bits_of_its_parts(
     rows, (_, key_heads, width) = len(lengths), heads
     needed = max(-(-length // PAGE) for length in lengths)
     given = context(rng, lengths, heads)
-    own = rows * needed  # so that no two rows have one slot
+    own = rows * needed  # no two rows share a slot
     for name in ("k_cache", "v_cache"):
         given[name] = numbers(rng, own, PAGE, key_heads, width)
     given["block_table"] = rng.permutation(own).astype(np.int32).reshape(rows, needed)
@@ -166,7 +166,7 @@ def test_row_with_a_page_outside_the_cache_is_zeros_and_its_neighbours_are_not(l
     got = attended(launched, given)
     assert got[:-1].tobytes() == right[:-1].tobytes()
     assert not got[-1].astype(np.float32).any()
-    given["context_lens"][-1] = at * PAGE  # does not need that page
+    given["context_lens"][-1] = at * PAGE  # that page is not needed
     assert got[:-1].tobytes() == attended(launched, given)[:-1].tobytes()
 
 

@@ -1,4 +1,4 @@
-"""Decode on a device: reduced models against the host's layers, and what a step and a boot may leave behind."""
+"""Decode on a device: reduced models against the host's layers, and the state after a step and a boot."""
 
 import gc
 import threading
@@ -30,9 +30,9 @@ MODELS = ("qwen3.6-27b", "qwen3.6-35b-a3b")
 SIZES = StateSizes(8, 64, 16)
 PROMPTS = [[1, 2, 3, 4, 5], [7, 8], [9], [100, 200, 300, 400, 17, 18, 19]]
 NEW = 12
-# Both implementations round to BF16 at the same places, after sums in another order, so that each rounding may differ
-# by one unit in the last place, 2^-8 relative. On the way to a logit a value is rounded at most 12 times a layer (norm,
-# projection, mixer, gate, residual), in 4 layers, and twice behind them. Random weights have the gain one.
+# Both implementations round to BF16 at the same places, but sum in another order. So each rounding may differ by one
+# unit in the last place, 2^-8 relative. Up to a logit there are at most 12 roundings in each of 4 layers (norm,
+# projection, mixer, gate, residual), and two after them. Random weights have gain one.
 ROUNDINGS = 12 * 4 + 2
 BOUND = ROUNDINGS * 2.0**-8
 # Of the two largest logits: below it either implementation may choose either.
@@ -74,7 +74,7 @@ def test_device_and_host_agree_within_their_roundings(pair: Any) -> None:
         for at, (row, other) in enumerate(zip(rows, others, strict=True)):
             error = np.linalg.norm(as_f64(row) - as_f64(other)) / np.linalg.norm(as_f64(other))
             assert error <= BOUND
-            if tokens[at] != other_tokens[at]:  # a near tie; from there on the texts differ
+            if tokens[at] != other_tokens[at]:  # a near tie; the texts differ from here on
                 second, largest = np.sort(as_f64(other))[-2:]
                 assert largest - second <= MARGIN * abs(largest)
                 break
@@ -123,7 +123,7 @@ def test_drafted_and_plain_decode_give_the_same_tokens(pair: Any) -> None:
     proposer = MtpProposer(engine.model, kernels.levers, 3, SIZES)
     drafted = engine.generate(PROMPTS[:2], NEW, keep_logits=True, proposer=proposer)
     assert drafted.verify_steps > 0
-    # Two sequences with three drafts are 8 rows: GEMV kernels, whose rows have the bits of one row.
+    # Two sequences with three drafts are 8 rows: GEMV kernels, with the bits of one row in each.
     assert drafted.tokens == plain.tokens
 
 

@@ -104,7 +104,7 @@ def test_code_that_the_driver_refuses_is_load_failed(tmp_path, cache, monkeypatc
     assert session.report.kernels[0].stage == "compiled"
 
 
-# An access that the device cannot survive needs a process of its own.
+# An access that destroys the device's context needs a separate process.
 _CHILD = """
 import json, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which kernel of a projection really runs on the device, under each lever; and what tuning measures there."""
+"""The launched kernel of a projection on the device, under each lever, and the measurements of tuning there."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ def run(cache: str) -> Callable[..., dict[str, int]]:
     """Return what projects so many rows under levers, checks the result, and tells which arms ran."""
 
     def project(rows: int, phase: str = "decode", **levers: object) -> dict[str, int]:
-        # No weight here is large: none shall count as small or tiny unless the test says so.
+        # No weight here is large: none shall count as small or tiny unless the test sets it.
         sizes = {"W4A16_HOPPER_SMALL_MI": 0, "W4A16_HOPPER_TINY_MI": 0, "W4A16_GEMV_MI": 0}
         given = {f"MUSTER_{name}": value for name, value in (sizes | levers).items()}
         kernels = km.open_registry("cuda", levers={"MUSTER_CACHE_DIR": cache, "MUSTER_TUNING_TABLE": "none", **given})

@@ -38,7 +38,7 @@ def test_device_kernel_keeps_its_contract_in_every_case(kernels, find, key):
     assert [result.case for result in results] == [case.name for case in handle.contract.cases]
 
 
-# What a contract refuses, and a host kernel with it, a device kernel cannot refuse: it must touch nothing outside.
+# The host checks these arguments and refuses. A device kernel cannot: it must touch nothing outside.
 
 BF16 = ml_dtypes.bfloat16
 OUTSIDE = pytest.mark.parametrize("wrong", [-7, 5, 1000, 2**31 - 1, -(2**31)])
@@ -138,7 +138,7 @@ def test_top_k_of_rows_that_no_sample_of_theirs_shows(launched, kind, k):
     width = 30_000
     values = {
         "rising": np.arange(width) / 100, "falling": -np.arange(width) / 100, "equal": np.ones(width),
-        "blocks": np.where(np.arange(width) // 2500 == 7, 3.0, -np.inf),  # one warp's share, the rest is nothing
+        "blocks": np.where(np.arange(width) // 2500 == 7, 3.0, -np.inf),  # one warp's share; the others are empty
     }[kind]  # fmt: skip
     logits = values.astype(BF16)[None]
     got = launched(
@@ -308,7 +308,7 @@ def test_attention_of_a_row_alone_has_the_bits_of_the_row_among_many(kernels, he
 )  # fmt: skip
 def test_dense_gemm_of_fewer_rows_has_the_same_bits(kernels, features, rows, fewer, depth):
     handle, memory = kernels.kernel("gemm", "dense_gemm_bf16"), device_memory(0)
-    # The second half of a sum takes off the first: roundings are left, which show the order of its parts.
+    # The second half of a sum cancels the first: the remaining roundings show the order of its parts.
     x, weight = (numbers(count, depth // 2) for count in (rows, features))
     x, weight = memory.to(np.hstack([x, x])), Bf16Weight(memory.to(np.hstack([weight, -weight])))
     outs = [memory.to(full((count, features), 9)) for count in (rows, fewer)]

@@ -1,4 +1,4 @@
-"""Fused launches of the GEMV family: exactly the bits of the launches that they stand for."""
+"""Fused launches of the GEMV family: exactly the bits of the launches that they replace."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 pytestmark = pytest.mark.gpu
 
 # Key heads, key dim, value heads, value dim, K: two models, tiles that hold q, k, v and z, few features of each depth,
-# a last block of gates that has heads to spare, a depth that nothing is unrolled for.
+# a last block of gates with spare heads, a depth without unrolling.
 GDN = (
     (16, 128, 48, 128, 5120), (16, 128, 32, 128, 2048), (2, 130, 6, 66, 5120), (2, 33, 6, 35, 2048),
     (2, 33, 6, 35, 5120), (1, 10, 5, 9, 3344), (1, 700, 7, 100, 2048),
@@ -125,7 +125,7 @@ class GdnInputs:
 def test_inputs_of_a_gated_delta_net_in_one_launch_have_the_bits_of_four(kernels, sizes):
     inputs = GdnInputs(kernels, *sizes)
     cupy, pools = inputs.cupy, [inputs.pool.copy() for _ in range(2)]
-    # Slots twice in a row, others between, and padding; what lies outside the pool of three is never touched.
+    # Slots twice in a row, others between, and padding; memory outside the pool of three is never touched.
     for step, slot in enumerate((2, 2, 0, -1, 1, 2)):
         x, slots = inputs.x[step : step + 1], cupy.asarray(np.array([slot], np.int32))
         one = inputs.together(x, pools[0][:3], slots)

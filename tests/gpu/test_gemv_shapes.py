@@ -1,11 +1,11 @@
-"""GEMVs at sizes whose entry point depends on the number of rows: right, and the same bits for each row."""
+"""GEMVs at sizes whose entry point depends on the number of rows: right results, and equal bits for each row."""
 
 import pytest
 from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
 
 pytestmark = pytest.mark.gpu
 
-# Odd numbers of tiles: the last warp of those that take two has one. 3.4e-3: LARGEST_ERROR of muster bench.
+# Odd numbers of tiles: with two tiles in each warp, the last one has one. 3.4e-3: LARGEST_ERROR of muster bench.
 SHAPES = ((9010, 5120), (10570, 5120), (17410, 5120), (100_010, 5120), (10600, 2048), (12700, 2048), (100_010, 2048))
 
 

@@ -1,4 +1,4 @@
-"""Launching a compiled kernel on a real device: streams, graphs, overlap, and arguments that are refused."""
+"""Launches of a compiled kernel on a real device: streams, graphs, overlap, and refused arguments."""
 
 from dataclasses import replace
 
@@ -142,7 +142,7 @@ def test_rows_with_gaps_give_the_same_bits(cupy, kernels, arguments):
     assert bits(cupy, out) == bits(cupy, given["out"])
 
 
-# what is refused
+# refusals
 
 
 def test_array_in_host_memory_is_refused(cupy, kernels, arguments):

@@ -1,8 +1,8 @@
 """Whole models on the device, through the decode engine, against the published architecture in float64.
 
-The reference (tests/models/reference_model.py) is the one that transformers' own classes agree with to 1e-4; where
-transformers is installed it is asked too. The bound is derived, not chosen: how far the roundings to BF16 that the
-layers make, all moved at random in the reference by at most what a rounding may do, carry to the logits.
+The reference (tests/models/reference_model.py) agrees with transformers' own classes to 1e-4; with transformers
+installed, they are compared too. The bound is derived: all BF16 roundings of the layers move at random in the
+reference, by at most one rounding each, and their effect on the logits is the bound.
 """
 
 import importlib.util
@@ -60,8 +60,8 @@ def exact_logits(decoded: Any, jitter: Any = None) -> Any:
 def test_engine_on_the_device_gives_the_logits_of_the_reference(decoded: Any) -> None:
     exact, got = exact_logits(decoded), decoded[3]
     noisy = [exact_logits(decoded, np.random.default_rng(run)) for run in range(RUNS)]
-    # Of each position the largest error of the runs; a router's near tie turns in some runs and not in others, so that
-    # positions are judged by the worst of them together, and by their median.
+    # For each position the largest error of the runs. A router's near tie turns in some runs only, so positions are
+    # judged by the worst of all runs, and by their median.
     allowed = np.abs(np.array(noisy) - exact).max(axis=2)
     errors = np.abs(got - exact).max(axis=1)
     assert errors.max() <= 1.5 * allowed.max()

@@ -1,4 +1,4 @@
-"""Routed experts on a real device: launches that begin early, both paths bit for bit, and lists that are nonsense."""
+"""Routed experts on a real device: launches that begin early, both paths bit for bit, and invalid lists."""
 
 import ml_dtypes
 import numpy as np
@@ -260,7 +260,7 @@ class Step:
         self.kernel("moe_shared::moe_shared_gate_add")(x, self.gate_weight, shared, b["out"])
 
 
-# Every split of K that the shared expert's GEMV has: 8, 4, 20 in two ranks and 8 in two ranks.
+# Every split of K in the shared expert's GEMV: 8, 4, 20 in two ranks and 8 in two ranks.
 @pytest.mark.parametrize(
     ("hidden", "intermediate", "shared"),
     [
@@ -277,7 +277,7 @@ def test_fused_launches_have_the_bits_of_launches_one_by_one(layer, hidden, inte
             x, logits = (step.memory.to(array) for array in step.inputs(tokens, dtype))
             fused, apart = step.buffers(tokens), step.buffers(tokens)
             launches = step.fused(x, logits, fused)
-            for _ in range(3):  # other rows in the same buffers: what an early launch finds there is stale
+            for _ in range(3):  # other rows in the same buffers: an early launch finds stale data there
                 x[...], logits[...] = (step.memory.to(array) for array in step.inputs(tokens, dtype))
                 step.memory.wait()
                 for launch in launches:

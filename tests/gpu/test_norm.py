@@ -1,4 +1,4 @@
-"""RMS norms on a device: a row has the bits of a row alone, whatever has it: a warp, a block or several blocks."""
+"""RMS norms on a device: a row has the bits of a row alone, in a warp, a block or several blocks."""
 
 import ml_dtypes
 import numpy as np

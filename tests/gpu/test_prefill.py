@@ -1,4 +1,4 @@
-"""Attention of prompts in tiles of rows: whose bits a row has, how near the rows it is, and what it must not touch.
+"""Attention of prompts in tiles of rows: bits of a row, distance from row-by-row attention, and untouched memory.
 
 A context of up to 256 tokens is one part in any launch, and a part of a longer one has 128 at least (launch.py).
 """
@@ -26,7 +26,7 @@ MMA, ROWS = "prefill_paged_attn_mma", "prefill_paged_attn"
 PAGE = 16
 # Heads of the models, and odd ones: query heads, key heads, values.
 HEADS = [(16, 2, 256), (24, 4, 256), (32, 4, 128), (10, 2, 256), (3, 3, 128)]
-# A weight in one BF16 errs by at most 2^-9; errors of a context's weights are independent, a result is rounded as ever.
+# A weight in one BF16 errs by at most 2^-9. Errors of a context's weights are independent. A result is rounded once.
 NEAR = 2.0**-8
 
 
@@ -133,7 +133,7 @@ def test_contexts_in_parts_are_as_near_the_rows_as_rounded_weights_let_them_be(k
 )
 def test_row_that_sees_one_part_has_the_bits_that_it_has_where_there_are_no_parts(tiles, heads, rows, before, same):
     prompts = Prompts(heads, [(rows, before), (7, 0), (3, 1500)])
-    count = same - before  # rows that see so many tokens, which are one part
+    count = same - before  # rows that see a context of one part
     alone = {
         "q": prompts.q[:count], "block_table": prompts.table[:1, : -(-same // PAGE)],
         "cu_rows": np.array([0, count], np.int32), "context_lens": np.array([same], np.int32),
@@ -159,7 +159,7 @@ def test_rows_that_see_a_page_that_is_not_there_are_zeros(tiles, before, page):
         table = prompts.table.copy()
         table[0, page] = wrong
         found = prompts.attend(tiles, block_table=table)
-        seeing = page * PAGE - before  # the first row whose own token is in that page
+        seeing = page * PAGE - before  # the first row whose own token lies in that page
         assert not found[seeing:100].astype(np.float32).any()
         assert found[:seeing].tobytes() == whole[:seeing].tobytes()
         assert found[100:].tobytes() == whole[100:].tobytes()
@@ -199,6 +199,6 @@ def test_prompt_read_in_tiles_gives_the_logits_of_one_read_row_by_row_within_its
 
     in_tiles, by_rows = first_logits(), first_logits(MUSTER_NO_PREFILL_MMA="1")
     assert in_tiles[0].tobytes() != by_rows[0].tobytes()
-    # test_decode.py counts the roundings of four layers; tiles have one more in each attention layer.
+    # test_decode.py counts the roundings of four layers; tiles add one in each attention layer.
     for found, expected in zip(in_tiles, by_rows, strict=True):
         assert relative(found, expected) <= (12 * 4 + 2 + 1) * 2.0**-8

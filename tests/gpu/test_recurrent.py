@@ -1,4 +1,4 @@
-"""The recurrent kernels: bits of rule and norm alone, slots that the launch before writes, prompts in chunks."""
+"""The recurrent kernels: bits of rule and norm alone, slots written by the previous launch, prompts in chunks."""
 
 from itertools import pairwise
 
@@ -84,7 +84,7 @@ def test_slot_that_the_launch_before_writes_is_the_one_that_counts(kernels, laun
 
 
 # Prompts in chunks of 64 rows. A BF16 pair errs by 2^-18, a product of two by three times that; a row has three such
-# products in a chain, and what rows learnt with correlated keys is a difference of larger numbers: four times as much.
+# products in a chain, and with correlated keys a row's update is a difference of larger numbers: four times as much.
 PREFILL, CHUNKED = "gated_delta_rule::gated_delta_rule_prefill", "gated_delta_rule::gated_delta_rule_prefill_chunked"
 NEAR_STATE = 4 * 3 * 3 * 2.0**-18
 NEAR_OUT = 2.0**-8  # one rounding of the result

@@ -1,4 +1,4 @@
-"""Choosing tokens: rows of which a list of the largest is not enough, and limits deep in the order."""
+"""Sampling: rows for which a list of the largest is not enough, and limits deep in the order."""
 
 import ml_dtypes
 import numpy as np

@@ -12,7 +12,7 @@ from twice import GOOD, HEAD, boot, plugin
 
 pytestmark = pytest.mark.gpu
 
-# Long enough that whoever waits for it is found out; then all launches have ended, whatever became of the process.
+# Long enough to expose any wait for it; then all launches have ended, whatever became of the process.
 SPIN_S = 25
 SPINS = f"""
 __device__ unsigned long long first;
@@ -26,7 +26,7 @@ __device__ unsigned long long now() {{
   }}
 {GOOD.removeprefix(HEAD)}"""
 
-# What does not end needs a process of its own, and ends with it.
+# A kernel that does not end needs a separate process, and ends with it.
 _PLUGIN = """
 from pathlib import Path
 

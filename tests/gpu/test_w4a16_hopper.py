@@ -1,4 +1,4 @@
-"""The Hopper GEMM on its device: what contract cases do not reach."""
+"""The Hopper GEMM on its device, beyond the contract's cases."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ SIZES = (40, 520, 1040)  # M, N, K: several tiles of every config but the widest
 
 @pytest.fixture(scope="module")
 def gemm(kernels):
-    # On its own architecture whatever keeps it away is a failure.
+    # On its own architecture, any reason for its absence is a failure.
     if str(kernels.target.arch) != "sm_90a":
         pytest.skip(f"the Hopper GEMM is for sm_90a, here is {kernels.target}")
     return kernels.kernel("w4a16_hopper", "w4a16_hopper_gemm")
@@ -99,7 +99,7 @@ def test_prepared_launches_that_overlap_and_share_scratch_leave_their_counters_a
     outs = [fresh(*SIZES[:2]) for _ in range(3)]
     scratch = cupy.empty(gemm.scratch_bytes(x=x, w=weight, out=outs[0]), cupy.uint8)
     launches = [gemm.prepare(x=x, w=weight, out=out, overlap=True, scratch=scratch) for out in outs]
-    for _ in range(20):  # a counter that is not zero again would let a sum be read before it is there
+    for _ in range(20):  # a counter other than zero would let a sum be read too early
         for launch in launches:
             launch()
     for out in outs:

@@ -1,4 +1,4 @@
-"""A small CUDA kernel of a local plugin, and boots on the device that ask for it: what the tests of devices share."""
+"""Shared by the tests of devices: a small CUDA kernel of a local plugin, and boots on the device that ask for it."""
 
 from functools import partial
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""What test_hidden.py runs where a plugin is installed beside kernel-muster."""
+"""Run by test_hidden.py with a plugin installed beside kernel-muster."""
 
 import os
 import subprocess

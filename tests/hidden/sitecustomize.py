@@ -1,11 +1,11 @@
-"""Run by every interpreter that has this folder on its path: some distributions are not there."""
+"""Run by every interpreter with this folder on its path: it hides some distributions."""
 
 import os
 from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, MetadataPathFinder
 from typing import Any
 
-#: The variable that lists the distributions, by the paths of their metadata.
+#: The variable with the distributions, by the paths of their metadata.
 HIDDEN = "KERNEL_MUSTER_TESTS_HIDE"
 
 

@@ -1,7 +1,7 @@
-"""Throw-away environments with really installed distributions.
+"""Temporary environments with installed distributions.
 
-An environment sees the packages of the one that the tests run in, so that nothing is downloaded; what is installed
-into it goes away with it. `muster` and a discovery probe run in it as subprocesses.
+An environment sees the packages of the tests' own environment, so it downloads no package. Its installations vanish
+with it. `muster` and a discovery probe run in it as subprocesses.
 """
 
 import base64
@@ -28,7 +28,7 @@ GROUP = "kernel_muster.v1"
 _PIP_INSTALL = ("-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--no-compile")
 _TIMEOUT_S = 120
 
-# What discovery says, as JSON: nothing of the report or the command is between the test and the registry.
+# Discovery as JSON, without the report or the command between the test and the registry.
 _PROBE = """
 import json, os, sys
 from dataclasses import asdict

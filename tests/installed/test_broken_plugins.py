@@ -1,4 +1,4 @@
-"""Broken plugins, really installed: each is one finding that says who, where and why, and leaves nothing behind."""
+"""Broken plugins, really installed: each gives one finding with plugin, place and reason, and leaves no kernel."""
 
 import json
 import re
@@ -39,7 +39,7 @@ class Broken:
     code: str
     why: tuple[str, ...]
     log: tuple[str, ...] = ()
-    where: str = ""  # a line of the source that the finding or its log points at
+    where: str = ""  # a line of the source in the finding or its log
     status: str = "failed"
     value: str = ""  # of the entry point; default: the module
     group: str = "kernel_muster.v1"
@@ -284,7 +284,7 @@ BROKEN = (
     ),
 )
 
-# A plugin that fails at its very last hook, after it has given one of everything.
+# A plugin that fails at its very last hook, after one item of each kind.
 GIVES_ALL = (
     HEAD
     + KERNELS
@@ -325,7 +325,7 @@ def environment(make_environment, distribution):
         distribution("healthy-kernels", {"healthy.py": HEAD + KERNELS}, {"healthy": "healthy"}, "4.5"),
         distribution("gives-all", {"gives_all.py": GIVES_ALL + "    raise ValueError\n"}, {"gives_all": "gives_all"}),
     ]
-    # Three plugins in a chain, each with a kernel under the contract of the one before; the first one fails.
+    # Three plugins in a chain, each with a kernel under the contract of the previous one; the first one fails.
     made += [
         distribution(f"chain-{name}", {f"chain_{name}.py": source}, {f"chain_{name}": f"chain_{name}"})
         for name, source in _chain()

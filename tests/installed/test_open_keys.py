@@ -1,4 +1,4 @@
-"""Keys that models ask for and no built-in family provides: a really installed third party provides them."""
+"""Keys without a built-in family that models ask for: an installed third party provides them."""
 
 import shutil
 from pathlib import Path
@@ -36,7 +36,7 @@ def muster_kernels():
         yield km.KernelSpec(key=key, contract="w4a4_gemm", backend=km.PythonKernel(fp4_gemm), **shared)
 '''
 
-# Which GEMMs the layers of a small model launch for a prompt of 70 rows.
+# The GEMMs that the layers of a small model launch for a prompt of 70 rows.
 RUN = """
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The author's kit on the examples: really installed, and as a wheel that is not."""
+"""The author's checks on the examples: installed, and as a wheel that is not."""
 
 import pytest
 

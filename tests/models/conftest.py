@@ -177,7 +177,7 @@ TINY: dict[str, ModelDims] = {
 TINY["bf16"] = replace(
     TINY["dense"], quant="bf16", mtp_quant="bf16", is_tied=True, attention=replace(TINY_ATTENTION, quant="bf16")
 )
-# No FFN, and positions in sections that are not interleaved, as Holo's are.
+# No FFN, and positions in sections without interleaving, as in Holo.
 TINY["alone"] = replace(
     TINY["dense"], ffn="none", intermediate=0, mtp_layers=0,
     attention=replace(TINY_ATTENTION, rope=RopeDims(1e7, 8, (2, 1, 1), False)),

@@ -1,7 +1,7 @@
-"""Which kernels a model launches: its real layers and policy on arrays that hold nothing, with every launch counted.
+"""The launched kernels of a model: its real layers and policy on empty arrays, with every launch counted.
 
-Sizes are those of the shipped models, because policy looks at them; memory that nobody touches costs nothing. Kernels
-write zeros where they give integers, so that ids and places are valid.
+Sizes are those of the shipped models, because policy depends on them; untouched memory costs nothing. Kernels write
+zeros as integers, so that ids and places are valid.
 """
 
 import zlib
@@ -49,7 +49,7 @@ class CountingRunner(NoRunner):
     """Launches nothing and keeps the keys; integers that a kernel gives are zero."""
 
     def __init__(self) -> None:
-        self.launched: dict[str, str] = {}  # key -> the pass that launched it first
+        self.launched: dict[str, str] = {}  # key -> the first pass that launched it
         self.now = "load"
 
     def state(self, spec: KernelSpec) -> BuildState:

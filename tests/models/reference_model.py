@@ -1,8 +1,8 @@
 """The published architecture in float64 NumPy, whole sequences at a time, without cache, tiles or batches.
 
-Shares nothing with the layers but the decoding of weights. ``Reference(...).logits(ids)`` is exact;
-``Reference(..., jitter=rng)`` moves every value that the layers round to BF16 at random, by at most what that rounding
-may do, 2^-8 of it: the spread of such runs is how far the roundings together may move a result.
+It shares only the decoding of weights with the layers. ``Reference(...).logits(ids)`` is exact.
+``Reference(..., jitter=rng)`` moves every value that the layers round to BF16 at random, by at most one rounding, 2^-8
+of it. The spread of such runs is the joint effect of all roundings on a result.
 
 Sources: the model cards and code of Qwen3-Next and Qwen3.5 (gated attention, gated delta net, zero-centred norms,
 routing), DeepSeek-V3 for the multi-token-prediction head, z-lab's DFlash for the drafter, YaRN for its positions.

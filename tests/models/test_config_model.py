@@ -81,7 +81,7 @@ def test_config_of_each_model_gives_the_dimensions_of_its_manifest(manifests: di
     found = config_model(CONFIGS[name], name, "qwen3.6-35b-a3b")
     assert config_differences(manifests[name].model, found.model) == ()
     assert found.has_vision == (name != "qwen3.6-35b-a3b-dflash")
-    if name == "ornith-1.0-35b":  # its attention is BF16, which the weights say and the config does not
+    if name == "ornith-1.0-35b":  # its attention is BF16 in the weights, without a mark in the config
         return
     assert model_dims(found) == model_dims(manifests[name])
 

@@ -1,4 +1,4 @@
-"""The decode engine on the host: a recorded step gives what the layers give, for any sequences, in any order."""
+"""The decode engine on the host: a recorded step gives the layers' results, for any sequences, in any order."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +38,7 @@ def plain(model: Model, prompts: list[list[int]] = PROMPTS, new_tokens: int = NE
 def test_replayed_steps_give_the_bits_of_the_layers(tiny: Make, engine_of: Any, kind: str) -> None:
     got, expected = engine_of(kind).generate(PROMPTS, NEW, keep_logits=True), plain(tiny(kind))
     assert got.tokens == expected.tokens
-    # Three sequences go through the captured step of four rows, whose tile GEMMs of BF16 weights may round otherwise.
+    # Three sequences use the captured step of four rows, where tile GEMMs of BF16 weights may round differently.
     if kind != "bf16":
         assert [bits(rows) for rows in got.logits] == [bits(rows) for rows in expected.logits]
     assert got.plain_steps == (NEW - 1) * len(PROMPTS)
@@ -93,7 +93,7 @@ def test_recorded_verify_passes_give_the_bits_of_plain_decode(
     assert [bits(rows) for rows in got.logits] == [bits(rows) for rows in expected.logits]
     assert got.verify_steps > 0
     assert len(got.verify_s) == len(got.step_s) == len(got.draft_s)
-    # The first run recorded every shape that it met; now only prompts and drafts go through the layers.
+    # The first run recorded every shape; now only prompts and drafts go through the layers.
     taken = sum(mixer.used.values())
     again = engine.generate(PROMPTS[:2], NEW, proposer=proposer)
     assert again.tokens == got.tokens
@@ -139,7 +139,7 @@ def test_each_rung_is_recorded_once_and_looks_nothing_up(
         assert steps[3] is steps[4]
         assert steps[1].rows == 1
         assert padded_rows(3) == 4
-        # The prompts' pass alone goes through the layers; steps are replays.
+        # Only the prompts' pass goes through the layers; steps are replays.
         assert sum(mixer.used.values()) - sum(taken.values()) <= 3
     assert session.entries("late") == ()
 

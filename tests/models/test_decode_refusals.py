@@ -1,4 +1,4 @@
-"""The decode engine on the host: what means nothing, or does not fit, is refused before a pass."""
+"""The decode engine on the host: invalid arguments, and those without room, are refused before a pass."""
 
 import math
 from dataclasses import fields, replace

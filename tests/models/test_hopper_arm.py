@@ -1,4 +1,4 @@
-"""The Hopper GEMM: where it is looked up, which copies it saves, and which kernel really runs under each lever."""
+"""The Hopper GEMM: its lookups, the copies that it saves, and the launched kernel under each lever."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -149,7 +149,7 @@ def test_hopper_gemm_forced_where_it_cannot_be_is_a_failed_request(
     assert "projection.py" in request.site or "test_hopper_arm.py" in request.site
 
 
-# Which kernel really ran
+# The launched kernel
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def computing(make_context: Make) -> Make:
     """Return a maker of projections that compute on the host, the Hopper GEMM's stand-in among their kernels."""
 
     def make(n: int = 40, k: int = 64, hopper: bool = True, **levers: object) -> Nvfp4Linear:
-        # No weight of a test is large: none shall count as small or tiny unless the test says so.
+        # No weight of a test is large: none shall count as small or tiny unless the test sets it.
         ctx = make_context(**{"W4A16_HOPPER_SMALL_MI": 0, "W4A16_HOPPER_TINY_MI": 0, **levers})
         kernels = ctx.kernels
         tiles = dict(tile_kernels(kernels, [(n, k)]))

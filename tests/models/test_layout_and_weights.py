@@ -81,7 +81,7 @@ def test_copies_that_a_plan_and_loaded_weights_do_not_share_are_conditional(
 
     plan, differ, equal = copies(None), copies(SyntheticWeights(3)), copies(EqualScales(3))
     assert set(plan) == set(differ)
-    assert {*differ.values(), *equal.values()} == {""}  # what is loaded depends on nothing
+    assert {*differ.values(), *equal.values()} == {""}  # loaded weights have no conditions
     conditional = {place for place, condition in plan.items() if condition}
     assert set(plan) - set(equal) == conditional
     assert {layout for _, layout in conditional} <= {"nvfp4_transposed"}

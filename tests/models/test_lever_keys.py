@@ -1,4 +1,4 @@
-"""Which kernels each lever says that it drops or chooses among, against what constructors ask for."""
+"""The kernels that each lever claims to drop or choose among, against the lookups of constructors."""
 
 from collections.abc import Callable
 

@@ -39,7 +39,7 @@ EDGES = {
     "MUSTER_W4A16_HOPPER_TINY_MI": "other_bits",
     "MUSTER_W4A16_GEMV_MI": "other_bits",
 }  # fmt: skip
-#: Edges that muster tune does not measure.
+#: Edges without a measurement by muster tune.
 UNTUNED = {"MUSTER_GDN_IN_LARGE_ROWS", "MUSTER_GDN_IN_LARGE_MI"}
 KILLS = [
     "MUSTER_NO_TGEMM_PIPELINE3", "MUSTER_NO_K64_PIPELINE3", "MUSTER_NO_K64_N64", "MUSTER_NO_W4A16_K64",

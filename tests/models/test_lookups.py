@@ -1,4 +1,4 @@
-"""What the constructors look up, written out: required (r), optional (o), chains with their members in order."""
+"""The lookups of the constructors, written out: required (r), optional (o), chains with their members in order."""
 
 import re
 from collections.abc import Callable
@@ -43,7 +43,7 @@ FP4 = "o w4a4::w4a4_gemm_mfast"
 SPLIT = {"r ssm_preprocess::deinterleave_qg"}
 APPEND = "kv_cache::kv_cache_append"
 PLAIN = {"r rope::qk_norm_rope_append > rope::rope_forward"}
-#: Tokens with three positions, whose parts are asked for by themselves.
+#: Tokens with three positions, whose parts have separate lookups.
 THREE = {
     "o rope::rope_mrope_interleaved",
     f"r {APPEND}",
@@ -53,7 +53,7 @@ PREFILL_MMA = "o prefill_paged::prefill_paged_attn_mma"
 CHUNKED_PREFILL = "o gated_delta_rule::gated_delta_rule_prefill_chunked"
 PAGED = {"r prefill_paged::prefill_paged_attn", PREFILL_MMA}
 FRESH = "r " + " > ".join(f"paged_decode::paged_decode_attn{form}" for form in ("_fresh", "_gated", ""))
-# What every attention of a model asks for, whatever its weights and positions are.
+# Lookups of every attention of a model, for all weights and positions.
 MIXER = NORMS | PAGED | {FRESH} | PLAIN | GATE | SPLIT
 PACKED = EXACT | BATCH | QGKV | SHALLOW | {FP4}
 TEXT_ATTENTION = MIXER | PACKED | {f"r rope::qk_norm_rope_append > {APPEND}"}
@@ -95,7 +95,7 @@ TOP = HEAD | EMBEDDING | SAMPLER
 BLOCK = NORMS | EXACT | BATCH | DUAL | SHALLOW | {
     FP4, "r rope::rope_yarn", f"r {APPEND}", "r paged_decode::paged_decode_attn",
 }  # fmt: skip
-# 17 rows and more, none of them of a prompt.
+# 17 rows and more, none of a prompt.
 BLOCK_FFN = SHALLOW | DEEP | {"r silu::silu_mul"}
 CONTEXT = EXACT | BATCH | DEEP | {M128}
 

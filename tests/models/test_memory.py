@@ -1,4 +1,4 @@
-"""Copies of rows in the host's memory; a device's are in tests/gpu."""
+"""Copies of rows in the host's memory; tests/gpu has those of a device."""
 
 import sys
 from contextlib import nullcontext

@@ -262,5 +262,5 @@ def test_buffers_of_the_shared_expert_are_not_lent_to_what_runs_beside_it(make_c
     refused = pytest.raises(ScratchError, match=r"ffn\.act: swiglu uses it on a second stream")
     with refused, ffn.shared.on_side_stream(x, out, "decode"), ctx.scratch.lease(*lent):
         pass
-    with ctx.scratch.lease(*lent):  # what failed waits for nothing any more
+    with ctx.scratch.lease(*lent):  # a failed pass waits for nothing any more
         pass

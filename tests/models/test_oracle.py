@@ -2,10 +2,10 @@
 
 Found in transformers 5.24: Qwen3_5ForCausalLM (the dense models), Qwen3_5MoeForCausalLM (the others). It has no class
 for qwen3_6_moe, for the multi-token-prediction head and for DFlash. The first is qwen3_5_moe with interleaved mrope,
-which Qwen3_5MoeForCausalLM computes; the head is that class with one layer, behind a projection; the drafter is put
-together from Qwen3Attention, Qwen3MLP, Qwen3RMSNorm and Qwen3RotaryEmbedding (YaRN). All of it runs in float64 as far
-as transformers goes (its norms, gates and rotary angles are FP32), so that the float64 reference must agree to 1e-4 of
-the largest logit; the layers must agree as they do with that reference.
+which Qwen3_5MoeForCausalLM computes. The head is that class with one layer, behind a projection. The drafter is built
+from Qwen3Attention, Qwen3MLP, Qwen3RMSNorm and Qwen3RotaryEmbedding (YaRN). All of it runs in float64 where
+transformers allows it (its norms, gates and rotary angles are FP32). The float64 reference must agree to 1e-4 of the
+largest logit, and the layers as closely as with that reference.
 """
 
 from collections.abc import Callable
@@ -256,7 +256,7 @@ def test_drafter_reference_agrees_with_qwen3_layers(
         )
         ffn = {f"{name}.weight": values[f"{label}.ffn.{name}"] for name in ("gate_proj", "up_proj", "down_proj")}
         seen = torch.cat([context, norm(f"{label}.attn.input_norm")(residual)])[None]
-        with torch.no_grad():  # every row sees all rows; those of the context are not asked
+        with torch.no_grad():  # every row sees all rows; those of the context are not used
             mixed = attention(seen, position_embeddings=cos_sin, attention_mask=None)[0][0, len(context) :]
             residual = residual + mixed
             normed = norm(f"{label}.attn.post_norm")(residual)

@@ -1,4 +1,4 @@
-"""Which arm a projection takes at every edge, and which copies of its weight any number of rows can reach."""
+"""The arm of a projection at every edge, and the copies of its weight that any number of rows can reach."""
 
 from collections.abc import Callable
 

@@ -175,4 +175,4 @@ def test_edge_of_grouped_experts_names_the_kernels_of_its_record() -> None:
     }
     (inherited,), (here,) = (evidence.measured for evidence in GROUPED_ROWS.all_evidence)
     assert (here.device, set(here.kernels.values())) == (record["device"], measured)
-    assert inherited.kernels == {}  # of kernels that are none of ours
+    assert inherited.kernels == {}  # of kernels of others

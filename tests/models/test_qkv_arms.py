@@ -1,4 +1,4 @@
-"""The arm that serves the projections of attention, for every weight source and captured batch size."""
+"""The arm of the attention projections, for every weight source and captured batch size."""
 
 from collections.abc import Callable
 from itertools import groupby
@@ -16,7 +16,7 @@ from kernel_muster.models.policy.rows import CAPTURED_BATCH_SIZES
 Make = Callable[..., LayerContext]
 ROWS = range(1, CAPTURED_BATCH_SIZES[-1] + 1)
 H, HEADS, KV, D = 48, 4, 2, 16
-#: Weight source: how weights are stored, and the levers that make it.
+#: Weight source: the stored format of weights, and the levers that make it.
 SOURCES: dict[str, tuple[Any, dict[str, object]]] = {
     "native": ("nvfp4", {}),
     "requantised": ("bf16", {"FP4_PROJ_DECODE": True}),
@@ -42,7 +42,7 @@ def arms(layer: Attention, phase: Phase) -> dict[str, tuple[int, int]]:
 
 
 FEW = {"single": (1, 1), "fused": (2, 3)}
-#: What is recorded: source and phase -> arm by rows, with nothing asked for and no device's table.
+#: Recorded: source and phase -> arm by rows, without levers or a device's table.
 RECORDED: dict[tuple[str, Phase], dict[str, tuple[int, int]]] = {
     ("native", "decode"): {**FEW, "tiled": (4, 128)},
     ("native", "verify"): {**FEW, "tiers": (4, 8), "tiled": (9, 128)},

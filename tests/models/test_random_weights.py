@@ -1,4 +1,4 @@
-"""Random weights: the same for a seed and a name, and of a size that keeps activations where they are."""
+"""Random weights: equal for a seed and a name, with a scale that preserves activations."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Every kernel that a model asks for is launched by some pass, and nothing else is: nothing is looked up in vain."""
+"""Some pass launches every kernel that a model asks for, and no other: no lookup is useless."""
 
 from dataclasses import replace
 from typing import Any
@@ -116,7 +116,7 @@ def test_parts_serve_where_the_launch_of_several_steps_is_absent(
     catalog: Catalog, name: str, key: str, parts: set[str]
 ) -> None:
     found = reach(catalog, name, "cpu", [key], scales=[True])
-    # The other one of two that serve together is there, and alone serves nothing.
+    # Of two that serve together, the other one is present, and alone serves nothing.
     left = {one for one in found.asked if one.partition("::")[0] == "moe_fused_shared"}
     assert in_vain(found) == NOTHING | {"never launched": left if key.startswith("moe_fused") else set()}
     assert parts <= found.launched.keys()

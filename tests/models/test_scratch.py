@@ -114,7 +114,7 @@ def test_lease_beside_launches_that_nothing_waits_for_is_refused() -> None:
     scratch = planned()
     use(scratch)
     with on_side_stream() as side:
-        use(scratch)  # a block begins behind what was enqueued before it
+        use(scratch)  # a block begins after all earlier launches
     with pytest.raises(ScratchError, match="wide uses it on a second stream, beside tile"):
         use(scratch, "wide")
     side.join()

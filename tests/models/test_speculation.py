@@ -364,7 +364,7 @@ def test_proposal_that_is_no_row_of_tokens_for_each_sequence_is_refused(
         with pytest.raises(UsageError) as caught:
             decoder.run(PROMPTS, NEW)
     assert str(caught.value).startswith(f"proposer MtpProposer: {said}")
-    assert_same_tokens(decoder.run(PROMPTS, NEW), plain("dense"), exact=False)  # nothing is left of the refused run
+    assert_same_tokens(decoder.run(PROMPTS, NEW), plain("dense"), exact=False)  # no state of the refused run is left
 
 
 @pytest.mark.parametrize(("name", "value", "said"), [

@@ -25,7 +25,7 @@ from kernel_muster.registry.launch.runners import HostRunner
 _SERIAL = count()
 BUILT_IN = tuple(e.name for e in distribution("kernel-muster").entry_points if e.group == "kernel_muster.v1")
 
-# A plugin with three kernels and the builder of a model that asks for what it is told to.
+# A plugin with three kernels and the builder of a model with configurable lookups.
 PLUGIN = """
 import kernel_muster as km
 

@@ -1,4 +1,4 @@
-"""Sources of plugins, wheels of them, and what of a check's document tests look at."""
+"""Sources of plugins, their wheels, and the tested parts of a check's document."""
 
 import zipfile
 from pathlib import Path

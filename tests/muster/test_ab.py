@@ -13,7 +13,7 @@ from kernel_muster.audit.proof import proofs
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware import stuck
 
-# A plugin that replaces tiers of the NVFP4 GEMV: right ones, with what a test does to them.
+# A plugin that replaces tiers of the NVFP4 GEMV: right ones, with a change by each test.
 PLANTED = """
 import numpy as np
 import kernel_muster as km
@@ -43,9 +43,9 @@ def muster_kernels():
     ]
 """
 TWO = ("w4a16_gemv_batch2",)
-#: The reduced delta net's last projection: no case of the contract has its shape; one row and two take these tiers.
+#: The reduced delta net's last projection: no case of the contract has its shape; these tiers serve one row and two.
 OUT = "if w.shape == (64, 64)"
-#: The tiers that serve one row and two rows of a projection alone.
+#: The tiers for one row and two rows of a projection alone.
 TIERS = ("w4a16_gemv", "w4a16_gemv_batch2")
 
 
@@ -101,7 +101,7 @@ def test_arms_of_levers_that_change_launches_alone_are_equal_and_say_what_differ
     one, four = model["rows"]
     assert one["kernels"]["differing"] == []
     assert {"w4a16::w4a16_gemm_t_p3", "w4a16_gemv::w4a16_gemv_qgkv_batch3"} <= {*four["kernels"]["differing"]}
-    # ... and what a lever alone selects is held against its contract too.
+    # ... and a kernel selected by a lever alone is checked against its contract too.
     proven = {proof["key"]: proof for proof in model["proofs"]}
     assert {*four["kernels"]["differing"]} <= {*proven}
     assert all(proof["cases"] > 0 and not proof["problems"] for proof in proven.values())
@@ -160,7 +160,7 @@ def test_kernel_whose_rows_depend_on_their_number_is_caught_by_bits_of_one(plant
     (row,) = found["models"][0]["rows"]
     assert row["a"]["is_identical"]
     assert row["b"]["broken"][0] == 0
-    # ... and the layer where that began is named, with what ran there in company and not alone.
+    # ... and the finding names the layer where that began, with the kernels that ran only in company.
     (text,) = [check["text"] for check in found["models"][0]["checks"] if check["outcome"] == "failed"]
     assert re.search(r"first behind layers\.0\.gdn, where .*w4a16_gemv::w4a16_gemv_batch2.* ran$", text)
     assert row["distance"]["worst"] <= row["allowed"]["kl"]
@@ -195,7 +195,7 @@ def test_kernel_that_differs_from_run_to_run_is_caught(planted: Callable[..., An
     assert {"contract", "repeats"} <= failed(found)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, for arithmetic on what is no number
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from NumPy, for arithmetic on NaN
 def test_arm_whose_kernel_gives_no_numbers_is_caught_and_named(planted: Callable[..., Any]) -> None:
     ran, found = planted("out[...] = np.nan")
     assert (ran.code, found["verdict"]) == (1, "differ")
@@ -330,7 +330,7 @@ def test_arm_without_a_fused_kernel_takes_its_parts(ab: Callable[..., Any]) -> N
     assert {proof["arm"] for proof in model["proofs"] if proof["key"] == fused} == {"A"}
 
 
-# A plugin whose attention at decode, whichever form serves, is right until contexts are so long.
+# A plugin whose attention at decode is right, in any variant, up to this context length.
 LATE = """
 import numpy as np
 import kernel_muster as km
@@ -368,5 +368,5 @@ def test_kernel_that_computes_garbage_from_some_token_on_is_caught(cli: Any, mod
     assert (ran.code, ran.json["verdict"]) == (1, "differ")
     assert {"largest"} <= failed(ran.json) <= {"largest", "parting", "contract"}  # the last by luck of its lengths
     for row in ran.json["models"][0]["rows"]:
-        assert row["distance"]["worst"] <= row["allowed"]["kl"]  # medians say nothing of it
+        assert row["distance"]["worst"] <= row["allowed"]["kl"]  # medians do not show it
         assert row["distance"]["largest_at"][1] in (9, 10, 11)  # the prompt has 20 tokens

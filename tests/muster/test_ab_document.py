@@ -9,7 +9,7 @@ _DISTANCE = (
     "positions same_bits median mean largest largest_at worst worst_sequence divergence diverged is_tie parted gap "
     "reach"
 )
-# What a reader of version 2 may rely on: where it stands, and its names.
+# Guaranteed to readers of version 2: places and names.
 NAMES = {
     "": "schema version verdict passed advisory headline muster_version command date a b shared tokens repeats "
     "sequences packages thresholds models",

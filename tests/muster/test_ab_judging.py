@@ -1,4 +1,4 @@
-"""What decides in ``muster ab``, check by check."""
+"""The checks that decide in ``muster ab``, one by one."""
 
 from dataclasses import replace
 from typing import Any
@@ -67,7 +67,7 @@ def test_fewer_positions_than_a_median_takes_are_judged_one_by_one() -> None:
     }
     far = checks(replace(row, allowed=Allowed(kl=1e-4, median=1e-4, largest=0.4, gap=0.0)))
     assert far["largest"][0] == "failed"
-    # Where nothing differs between the arms, other bits fail however few they are.
+    # If the arms do not differ, even a single other bit fails.
     assert checks(replace(row, floor=None))["kl"][0] == "failed"
 
 

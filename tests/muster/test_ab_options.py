@@ -1,4 +1,4 @@
-"""``muster ab``: what its options take, prompts, and where the result goes."""
+"""``muster ab``: its options, prompts, and the place of the result."""
 
 import json
 from collections.abc import Callable

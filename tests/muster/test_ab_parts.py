@@ -34,7 +34,7 @@ def test_kl_over_the_whole_vocabulary_is_the_textbooks() -> None:
     one, other = rows(2)
     p, q = (np.exp(x.astype(float)) / np.exp(x.astype(float)).sum() for x in (one, other))
     assert top_k_kl(one, other, 50) == pytest.approx(float((p * np.log(p / q)).sum()))
-    assert 0 < top_k_kl(one, other, 5) < top_k_kl(one, other, 50)  # what is put into one bin cannot differ any more
+    assert 0 < top_k_kl(one, other, 5) < top_k_kl(one, other, 50)  # tokens in one bin cannot differ any more
     assert top_k_kl(one, one) == 0
 
 
@@ -61,7 +61,7 @@ def test_distance_compares_only_what_has_one_context() -> None:
     assert (found.positions, found.same_bits) == (4 + 2, False)
     assert (found.divergence, found.diverged) == (1, 1)
     assert found.largest == pytest.approx(top_k_kl(a[1][1], b[1][1]))
-    assert found.worst == 0  # the sequence that parts has two positions, of which no median is taken
+    assert found.worst == 0  # the sequence that parts has two positions, too few for a median
     same = distance(a, a, tokens, tokens)
     assert (same.same_bits, same.worst, same.divergence) == (True, 0, None)
 
@@ -199,7 +199,7 @@ def keys_of(name: str, size: Any) -> set[str]:
 @pytest.mark.parametrize("manifest", MODELS, ids=lambda manifest: manifest.name)
 def test_reduced_model_asks_for_the_kernels_of_the_whole_one(manifest: Any, limits: Any) -> None:
     small, whole = (keys_of(manifest.name, size) for size in (lambda m: reduced(m, limits), lambda m: m))
-    deep = {key for key in whole if "gemm_t_k64" in key}  # of a K that no reduced model has
+    deep = {key for key in whole if "gemm_t_k64" in key}  # of a K larger than in any reduced model
     assert small == whole - deep
     assert "hidden_size" in size_text(manifest, reduced(manifest, limits))
 

@@ -1,4 +1,4 @@
-"""``muster ab`` where an arm does not boot: who, why, what to do, and nothing compared."""
+"""``muster ab`` with an arm that does not boot: the arm, the reason, the remedy, and no comparison."""
 
 from collections.abc import Callable
 from typing import Any
@@ -181,7 +181,7 @@ def test_arm_without_a_key_goes_on_from_what_the_environment_switches_off(
 ) -> None:
     monkeypatch.setenv("MUSTER_DISABLE", "sampling::verify_greedy")
     ran = ab("--a-without", "sampling::sample_top_k_top_p", "--format", "json", sequences="1")
-    assert (ran.code, ran.json["verdict"]) == (1, "refused")  # what the environment switches off still refuses
+    assert (ran.code, ran.json["verdict"]) == (1, "refused")  # a kernel disabled by the environment still refuses
     (model,) = ran.json["models"]
     subjects = [[finding["subject"] for finding in report["findings"]] for _, report, _ in model["refused"]]
     assert subjects == [["sampling::verify_greedy"]] * 2

@@ -1,4 +1,4 @@
-"""What ``muster bench`` does without a device: shapes, row counts, records, and refusals."""
+"""``muster bench`` without a device: shapes, row counts, records, and refusals."""
 
 import json
 import math

@@ -35,7 +35,7 @@ def test_every_case_of_a_key_is_proven_and_timed(kernels, raced, key):
         seen.append(row.shape.removeprefix(f"{key} "))
     names = [case.name for case in handle.contract.cases]
     assert seen == [name for name in names if name in seen]
-    # A case without a row or feature launches nothing, so that there is nothing to measure.
+    # A case without a row or feature launches nothing, so it is not measured.
     assert all(name.startswith(("no_", "empty")) for name in names if name not in seen)
 
 

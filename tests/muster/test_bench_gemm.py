@@ -1,4 +1,4 @@
-"""The GEMM family of ``muster bench``: what it measures, without a device."""
+"""The GEMM family of ``muster bench``: its problems, without a device."""
 
 import kernel_muster as km
 import pytest

@@ -1,4 +1,4 @@
-"""The MoE family of ``muster bench``: what it measures, without a device."""
+"""The MoE family of ``muster bench``: its problems, without a device."""
 
 import pytest
 from kernel_muster.bench.families.moe import FAMILY, parse_shape, shapes_of

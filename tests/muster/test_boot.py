@@ -1,4 +1,4 @@
-"""``muster boot``: the audit, then a short decode that says how large the model was."""
+"""``muster boot``: the audit, then a short decode with the size of its model."""
 
 import json
 from collections.abc import Callable
@@ -139,7 +139,7 @@ def test_boot_that_does_not_decode_tells_each_finding_once(cli: Any, after: str)
     assert ran.out.count("UNUSED_WAIVER acme::gone") == 1
 
 
-# A plugin whose SiLU passes its registration and fails when a model decodes.
+# A plugin whose SiLU passes its registration and fails during decode.
 RAISES = """
 import numpy as np
 import kernel_muster as km
@@ -175,7 +175,7 @@ def muster_kernels():
         ("out[...] = np.nan", "decoding stopped: ContractError: argmax_bf16: NaN in row 0 of logits"),
     ],
 )
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, for arithmetic on what is no number
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from NumPy, for arithmetic on NaN
 def test_kernel_that_fails_while_decoding_is_refused_with_the_report(
     boot: Callable[..., Any], cli: Any, what: str, said: str
 ) -> None:

@@ -92,7 +92,7 @@ def test_explain_of_a_site_says_what_is_asked_there_by_whom_and_which_levers_mat
     assert "MUSTER_NO_PREFILL_MMA=0 (built-in) -> kernel kept" in ran.out
     assert "  MUSTER_DISABLE=prefill_paged::prefill_paged_attn_mma -> absent, which refuses" in ran.out
     found = cli("explain", site, "--target", "sm_75", "--format", "json")
-    assert found.code == 1  # no kernel of that target
+    assert found.code == 1  # no kernel for that target
     (question,) = found.json["questions"]
     assert (question["keys"], question["kind"]) == (["prefill_paged::prefill_paged_attn_mma"], "optional")
     assert (question["served_by"], question["levers"]) == ([""], ["MUSTER_NO_PREFILL_MMA"])
@@ -135,7 +135,7 @@ def test_explain_of_a_site_knows_what_a_lever_takes_away(cli: Any) -> None:
     assert lines.count(":") < cli("explain", "attention.py:1", "--target", "cpu").err.count(":")
 
 
-# A plugin whose builder asks for one kernel, on its first line, and fails.
+# A plugin whose builder makes one lookup, on its first line, and fails.
 FAILS = """def build(manifest, kernels, weights=None): kernels.kernel("silu", "silu_mul"); raise OSError("no layer")
 
 

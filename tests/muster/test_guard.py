@@ -1,4 +1,4 @@
-"""Plugins whose code ends the process: no command ends well then, and a result that is written stands."""
+"""Plugins whose code ends the process: no command then exits with 0, and a written result stands."""
 
 import json
 import os
@@ -20,7 +20,7 @@ HOOK = "import kernel_muster as km\n@km.hookimpl\ndef muster_levers():\n    {bod
 OBSERVER = "import kernel_muster as km\n@km.hookimpl\ndef muster_audit_finished(report):\n    {body}\n"
 EXIT = "import os; os._exit(0)"
 CRASH = "import faulthandler; faulthandler._sigsegv()"
-#: What ends a process: the command's exit code, and what is said of it.
+#: Ways to end a process: the command's exit code, and its message.
 ENDS = {
     EXIT: (3, "exit code 0"),
     "import os; os._exit(7)": (3, "exit code 7"),
@@ -222,7 +222,7 @@ def test_command_in_a_new_namespace_of_processes_does_its_work(cli: Any) -> None
 
 
 def test_process_that_a_plugin_forked_speaks_for_nobody(cli: Any) -> None:
-    # The child of the child goes on with the command; the child itself ends well.
+    # The child of the child continues the command; the child itself exits with 0.
     cli.acme("acme::gone", after="import os; (os.fork() == 0) or (os._exit(os.wait()[1])); return None")
     done = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu")
     assert done.returncode == 3
@@ -425,7 +425,7 @@ def test_help_and_usage_errors_start_no_process(cli: Any, arguments: tuple[str, 
 
 
 def test_device_that_is_stuck_does_not_hold_the_command(cli: Any) -> None:
-    # A thread that is not awaited stands in for what would wait for the device while the interpreter ends.
+    # A thread that is not awaited stands for a wait for the device at the end of the interpreter.
     after = (
         "import threading; from kernel_muster.registry.hardware.stuck import mark_stuck; "
         "mark_stuck(0, 'acme::double'); "

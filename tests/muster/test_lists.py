@@ -100,7 +100,7 @@ def test_levers_show_value_origin_effect_and_evidence(cli: Any) -> None:
     assert "evidence: GB10 (sm_121a, 48 SMs): 20 1.74x" in out
     assumed = "assumed, not measured on {} with the kernels that serve: "
     assert assumed.format("sm_90a") in out
-    assert "MUSTER_NO_ACME" not in out.partition("assumed")[2]  # somebody asked for that value
+    assert "MUSTER_NO_ACME" not in out.partition("assumed")[2]  # that value was set by the user
     cli.monkeypatch.delenv("MUSTER_NO_ACME")
     for target in ("sm_90a", "sm_121a"):  # figures without kernels are of no chip's kernels here
         (line,) = [line for line in cli("levers", "--target", target).out.splitlines() if "assumed" in line]
@@ -121,7 +121,7 @@ def test_levers_with_a_bad_value_or_an_unknown_model_exit_1(cli: Any) -> None:
     nobody = cli("levers", "nobody")
     assert nobody.code == 1
     assert nobody.out.startswith("To act on: 1 UNKNOWN_MODEL\n")
-    assert "MUSTER_QKV_ARM" not in nobody.out  # what the defaults of a model make of it nobody knows
+    assert "MUSTER_QKV_ARM" not in nobody.out  # the effect of a model's defaults is unknown
     cli.monkeypatch.setenv("MUSTER_QKV_ARM", "sideways")
     ran = cli("levers")
     assert ran.code == 1

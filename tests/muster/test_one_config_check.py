@@ -1,4 +1,4 @@
-"""Every command that takes a folder or a config judges it by the same facts, and gives the same reason."""
+"""Every command that takes a folder or a config judges it by the same facts, with the same reason."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``muster boot`` and ``muster ab`` with a model that decodes itself: it takes part, and what it returns is checked."""
+"""``muster boot`` and ``muster ab`` with a model that decodes itself: it takes part, and its results are checked."""
 
 import re
 import sys
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-# A model that counts on from the last token of a prompt, and what a test does to the result.
+# A model that counts on from the last token of a prompt, with a change of the result by each test.
 COUNTS = """
 import itertools
 import sys
@@ -191,7 +191,7 @@ def test_what_decoding_adds_is_counted_and_numbered_with_the_audits_findings(cou
     assert "  1. LATE_MISS acme::triple" in ran.out
     assert "  2. UNUSED_WAIVER acme::gone" in ran.out
     asks = LATE.format(name="double")
-    ran = counts("boot", "--profile", "qualify", what=asks, vocab=vocab)  # the audit's own refusal: nothing decodes
+    ran = counts("boot", "--profile", "qualify", what=asks, vocab=vocab)  # the audit's own refusal: no decode runs
     assert (ran.code, "LATE_HIT" in ran.out) == (1, False)
 
 

@@ -1,4 +1,4 @@
-"""``muster plugin check``: what an author hears about each kind of fault."""
+"""``muster plugin check``: its report for each kind of fault."""
 
 import json
 from contextlib import contextmanager
@@ -111,7 +111,7 @@ def test_manifest_of_ones_own_that_refuses_every_boot_is_found(cli, check):
     folder = cli.manifest().parent.parent
     hook = f"@km.hookimpl\ndef muster_manifests():\n    import pathlib\n    return [pathlib.Path({str(folder)!r})]\n"
     text = source('spec("acme::double")') + hook
-    cli.install("raise ImportError('broken')\n", "stranger")  # whose faults are not this plugin's
+    cli.install("raise ImportError('broken')\n", "stranger")  # its faults are not this plugin's
     assert check(text)["verdict"] == "passed"
     (folder / "tiny" / "MODEL.toml").write_text("[modell]\n")
     report = json.loads(cli("plugin", "check", "acme", "--format", "json").out)
@@ -120,7 +120,7 @@ def test_manifest_of_ones_own_that_refuses_every_boot_is_found(cli, check):
     assert all(row["where"][0].startswith(f"{folder}/tiny/MODEL.toml") for row in report["findings"])
 
 
-# what is named
+# the subject of a check
 
 
 def test_distribution_without_a_plugin_is_refused(cli):
@@ -248,7 +248,7 @@ def test_report_goes_to_a_file_whole(cli, tmp_path):
     assert json.loads(target.read_text())["verdict"] == "passed"
 
 
-# what is heard meanwhile
+# output during a check
 
 
 def test_what_a_plugin_prints_reaches_stderr_and_leaves_json_alone(cli):
@@ -306,7 +306,7 @@ def test_progress_knows_how_many_steps_there_are(cli, stage, monkeypatch):
     cli.install(source('spec("acme::double")', 'spec("acme::b", crash)', 'spec("acme::c")'))
     ran = cli("plugin", "check", "acme", "--format", "json", *stage)
     count = len(ran.json["steps"])
-    assert seen[0] == (0, 0, "load acme")  # what follows is not known before
+    assert seen[0] == (0, 0, "load acme")  # the later steps are not known before
     assert {total for _, total, _ in seen[1:]} == {count}
     assert [done for done, *_ in seen] == list(range(count))
 

@@ -1,4 +1,4 @@
-"""``muster plugin check`` of kernels that are compiled, and the stage that a check reached."""
+"""``muster plugin check`` of compiled kernels, and the stage reached by a check."""
 
 import sys
 from importlib.util import find_spec
@@ -116,7 +116,7 @@ def without_compilers(cli, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", path)
 
 
-# Architectures that tests run on no device of.
+# Architectures without a device for tests.
 TWO = f'spec("acme::a", backend=cuda({BODY!r}), archs=("sm_100a", "sm_103a"))'
 
 

@@ -1,4 +1,4 @@
-"""``muster plugin check`` believes its own code alone: what a plugin writes, forges or takes away makes no pass."""
+"""``muster plugin check`` trusts its own code alone: no output, forgery or removal by a plugin makes a pass."""
 
 import json
 import os

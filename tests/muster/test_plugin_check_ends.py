@@ -1,4 +1,4 @@
-"""``muster plugin check`` of what ends its process, holds it, or leaves processes behind."""
+"""``muster plugin check`` of plugins that end its process, block it, or leave processes behind."""
 
 import os
 import signal

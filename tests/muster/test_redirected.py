@@ -1,4 +1,4 @@
-"""A plugin that goes elsewhere as it loads redirects no path of the caller."""
+"""A plugin that changes the working directory on load redirects no path of the caller."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from typing import Any
 import kernel_muster as km
 import pytest
 
-# Changes the folder at once, and once more from a thread that goes on after the import.
+# Changes the folder at once, and again from a thread that continues after the import.
 LEAVING = """
 import os, threading, time
 import kernel_muster as km
@@ -55,7 +55,7 @@ def test_files_of_the_command_lie_where_it_was_called(cli: Any, at_home: Path) -
     assert [path.name for path in (cli.folder / "elsewhere").iterdir()] == ["MODEL.toml"]
     report = json.loads((at_home / "report.json").read_text())
     assert report["manifest"] == str(at_home / "MODEL.toml")
-    assert findings(report) == ["PROCESS_CHANGED"]  # no UNUSED_WAIVER: that is of the other manifest
+    assert findings(report) == ["PROCESS_CHANGED"]  # no UNUSED_WAIVER: that belongs to the other manifest
 
 
 @pytest.mark.parametrize("at_home", THREADS, indirect=True)

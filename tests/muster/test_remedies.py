@@ -1,4 +1,4 @@
-"""Without a GPU each command says what helps it: an audit may take another target, a measurement may not."""
+"""Without a GPU each command gives its own remedy: an audit may take another target, a measurement may not."""
 
 from dataclasses import replace
 from typing import Any

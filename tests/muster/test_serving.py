@@ -1,4 +1,4 @@
-"""Where serving begins: a process that ends on a late miss serves, and takes builders of production only."""
+"""The start of serving: a process that ends on a late miss serves, and takes builders of production only."""
 
 from types import ModuleType
 

@@ -1,4 +1,4 @@
-"""``muster tune``: edges from times, the table, and what a boot does with it; a fake source stands for the device."""
+"""``muster tune``: edges from times, the table, and its use by a boot; a fake source replaces the device."""
 
 import json
 import math
@@ -208,7 +208,7 @@ def test_edges_of_bf16_weights_stand_where_their_arms_cross(built_in, launch_us,
     assert set(found) == {"MUSTER_BF16_TIER_ROWS", "MUSTER_BF16_GEMM_FROM"}
     assert tuple(edge.value for edge in found.values()) == edges
     assert [edge.built_in for edge in found.values()] == [16, 17]
-    assert list(picks(timings, built_in)) == []  # what dispatch picks is said of NVFP4 weights
+    assert list(picks(timings, built_in)) == []  # dispatch is shown for NVFP4 weights only
 
 
 def test_picks_are_what_dispatch_takes_beside_the_fastest_and_cublas(built_in):

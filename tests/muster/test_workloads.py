@@ -1,4 +1,4 @@
-"""What the small kernels are measured on, against their contracts."""
+"""The workloads of the small kernels, against their contracts."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def test_step_measures_every_device_kernel_of_its_families(kernels):
         for found in kernels.catalog.kernels
         if is_device_backend(found.spec.backend) and found.spec.key.partition("::")[0] in families
     }
-    # Forms that a measured one stands for: the same kernel with other arguments, or not part of a decode step.
+    # Variants covered by a measured one: the same kernel with other arguments, or not part of a decode step.
     stood_for = {
         "causal_conv1d::causal_conv1d_update_prefill",
         "causal_conv1d::causal_conv1d_verify_n",

@@ -1,4 +1,4 @@
-"""The host's kernels as tests call them, and the arrays that they are given."""
+"""The host's kernels with test arguments."""
 
 import ml_dtypes
 import numpy as np

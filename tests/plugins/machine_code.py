@@ -1,7 +1,7 @@
-"""Machine code of kernels as nvdisasm reads it: which accesses to memory may come before the wait for the launch ahead.
+"""Machine code of kernels from nvdisasm: the memory accesses that may precede the wait for the previous launch (PDL).
 
-A kernel that may begin early waits for what is ahead of it (``griddepcontrol.wait``). The compiler moves loads of
-``const __restrict__`` parameters over that wait, so that only machine code says what is read before it.
+A kernel that may begin early waits for the previous launch (``griddepcontrol.wait``). The compiler moves loads of
+``const __restrict__`` parameters above that wait, so only machine code shows the early reads.
 """
 
 import re
@@ -15,15 +15,15 @@ from pathlib import Path
 from kernel_muster.registry.backends.cubin.elf import Elf
 from kernel_muster.registry.backends.request import Built, EntryPoint
 
-#: Where parameters begin in the constant bank; it differs by architecture.
+#: Start of the parameters in the constant bank; it differs by architecture.
 PARAMETERS_AT = {"sm_90a": 0x210}
 _WAIT = "ACQBULK"
-# What reads or writes memory that other launches see. A prefetch into L2 does not count: all see the same there.
+# Instructions on memory that other launches see. A prefetch into L2 does not count: all launches see the same L2.
 _BULK = frozenset({"UBLKCP", "UTMALDG", "UTMASTG", "UBLKRED", "UTMAREDG"})
 _STORES = frozenset({"ST", "STG", "RED", "REDG", "UREDGR"})
 _LOADS = frozenset({"LD", "LDG", "LDGMC", "ATOM", "ATOMG"})
 _ACCESSES = _LOADS | _STORES | _BULK | {"LDGSTS"}
-# Results that are no address made of a parameter.
+# Results that are no address derived from a parameter.
 _READ = _LOADS | {"LDS", "LDL", "LDSM", "ATOMS", "S2R", "S2UR", "CS2R"}
 # The first operand of these is no result.
 _NOT_WRITING = _STORES | _BULK | {"STS", "STL", "BAR", "SYNCS", "MEMBAR", "CCTL", "BSSY", "BSYNC", "BREAK", "WARPSYNC"}
@@ -41,7 +41,7 @@ _PREDICATES = re.compile(r"\bU?P\d+\b")
 _AHEAD = re.compile(r"(?:U?R[Z\d]+(?:\.\w+)*, )?(?:!?U?P[T\d]+(?:, |$))*")
 
 Origin = frozenset[int]
-# What each register may be made of. "P0 R2": what R2 is made of wherever P0 holds, known until either is written.
+# The possible sources of each register. "P0 R2": the sources of R2 under predicate P0, known until either is written.
 State = dict[str, Origin]
 _NOTHING: Origin = frozenset()
 
@@ -77,7 +77,7 @@ class Access:
 
     text: str
     parameters: frozenset[int]
-    is_peek: bool  # ld.relaxed: what other blocks write meanwhile is expected
+    is_peek: bool  # ld.relaxed: concurrent writes by other blocks are expected
 
 
 @dataclass
@@ -155,7 +155,7 @@ def before_wait(code: list[Instruction], entry: EntryPoint, offsets: Iterable[tu
             continue
         if one.base in _ACCESSES:
             origin = _origin(_address(one), one.guard, state, pointers)
-            # The address of a tensor map, which is a parameter itself, is not read from the constant bank.
+            # The address of a tensor map is a parameter itself, not read from the constant bank.
             found[place] = found.get(place, _NOTHING) | (origin or (maps if one.base.startswith("UTMA") else _NOTHING))
         after = _written(one, state, pointers)
         for following in _following(one, code):
@@ -171,7 +171,7 @@ def before_wait(code: list[Instruction], entry: EntryPoint, offsets: Iterable[tu
 def _following(one: Instruction, code: list[Instruction]) -> list[int]:
     assert one.base not in _INDIRECT, f"{one.name} {one.operands}: it may go anywhere"
     falls = [one.place + 1] if one.place + 1 < len(code) else []
-    if one.base == "BSYNC":  # goes on where BSSY says, which is nearly always what follows
+    if one.base == "BSYNC":  # continues at the target of BSSY, which is nearly always the next instruction
         ends = [begun.target for begun in code if begun.base == "BSSY" and begun.target is not None]
         return falls if falls and falls[0] in ends else falls + ends
     if one.base in ("BSSY", "WARPSYNC"):

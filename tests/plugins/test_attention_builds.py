@@ -1,11 +1,11 @@
-"""What the compiler makes of attention: it fits every target, those without a suffix too."""
+"""The compiled code of attention: it fits every target, including those without a suffix."""
 
 import pytest
 from kernel_muster.plugins.paged_decode import launch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.hardware.arch import parse_arch
 
-# Shared memory of a multiprocessor, of which each block takes 1 KB more than it asks for.
+# Shared memory of a multiprocessor, of which each block takes 1 KB more than requested.
 MULTIPROCESSOR = {"sm_80": 164 * 1024, "sm_90": 228 * 1024, "sm_100a": 228 * 1024, "sm_121a": 100 * 1024}
 
 

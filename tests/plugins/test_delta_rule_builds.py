@@ -1,11 +1,11 @@
-"""What the compiler makes of the delta rule with its norm, and in chunks: nothing spills, and it fits every target."""
+"""The compiled code of the delta rule with its norm, and in chunks: no spills, and it fits every target."""
 
 import pytest
 from kernel_muster.plugins.gated_delta_rule import launch
 from kernel_muster.registry.backends.builder import Builder
 from kernel_muster.registry.hardware.arch import parse_arch
 
-# The most shared memory that a block has on every target from sm_80 on, of 99 KiB on some.
+# The most shared memory of a block on every target from sm_80 on, of 99 KiB on some.
 MOST = 99 * 1024
 
 

@@ -1,7 +1,7 @@
-"""The arithmetic of the delta rule in chunks, in NumPy with the roundings that chunked.cuh names: what they cost.
+"""The arithmetic of the delta rule in chunks, in NumPy with the roundings of chunked.cuh, and their cost.
 
-A device proves the kernels themselves (tests/gpu/test_recurrent.py); here stands why an operand is a pair of BF16, and
-that neither correlated keys nor decays near an end let errors grow.
+A device proves the kernels themselves (tests/gpu/test_recurrent.py). These tests show why an operand is a pair of BF16,
+and that neither correlated keys nor decays near their end let errors grow.
 """
 
 import ml_dtypes

@@ -1,4 +1,4 @@
-"""What the launcher of the dense products decides, and what it reads the sizes of its Hopper forms from."""
+"""The launcher of the dense products: its decisions, and its source of the Hopper tile configurations."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""What the contracts' random cases do not reach: hand-made values, edges, and refusals."""
+"""Beyond the contracts' random cases: hand-made values, limits, and refusals."""
 
 import ml_dtypes
 import numpy as np

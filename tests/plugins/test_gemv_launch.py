@@ -1,4 +1,4 @@
-"""What the GEMV's launcher decides: the split of K, how many tiles a warp takes, and the grid that follows."""
+"""The GEMV's launcher: the split of K, the tiles of a warp, and the resulting grid."""
 
 import re
 
@@ -239,5 +239,5 @@ def test_gates_have_whole_clusters_of_blocks_ahead_of_the_tiles(heads, depth, ex
 def test_registers_hold_what_a_warp_works_on(backend, build_cache):
     built = Builder(build_cache).build(backend.request(parse_arch("sm_90a")))
     spilt = {name: entry.spill_store_bytes for name, entry in built.entries.items() if entry.spill_store_bytes}
-    assert max(spilt.values(), default=0) <= 32  # bytes; a working set that does not fit spills hundreds
+    assert max(spilt.values(), default=0) <= 32  # bytes; a working set without enough registers spills hundreds
     assert len(spilt) <= 2

@@ -1,4 +1,4 @@
-"""How grouped experts with many rows each are launched: when, in which parts, with how much shared memory."""
+"""Launches of grouped experts with many rows each: their condition, their parts, and their shared memory."""
 
 import pytest
 from kernel_muster.plugins.moe.grouped import launch

@@ -14,7 +14,7 @@ from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.launch.runners import HostRunner
 from kernel_muster.registry.selection.handles import Handle
 
-# Cases that are there for a device's many tiles: host kernels go row by row and take no other path for them, only time.
+# Cases for a device's many tiles: host kernels go row by row and take no other path for them, only time.
 LARGEST_HOST_CASE = 2e7
 _WORK = (
     ("M", "N", "K"),  # projections

@@ -1,4 +1,4 @@
-"""What launchers decide before a launch: layouts, splits, and the sizes that no kernel takes."""
+"""Decisions of launchers before a launch: layouts, splits, and unsupported sizes."""
 
 import numpy as np
 import pytest

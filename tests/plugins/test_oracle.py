@@ -1,6 +1,6 @@
 """Every case of the mixers against PyTorch in float64, and against the classes of transformers for these models.
 
-Bounds are the contracts' own. What transformers computes in FP32 may err as much again.
+Bounds are the contracts' own. FP32 computations of transformers may err by as much again.
 """
 
 import importlib

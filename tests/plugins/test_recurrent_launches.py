@@ -1,4 +1,4 @@
-"""What launchers of norms, the short convolution and the delta rule decide: who has a row, or a head."""
+"""Launchers of norms, the short convolution and the delta rule: the owners of rows and heads."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Rope and what goes with it on the host: edges, axes, slices, refusals, and the launch that norms and appends too."""
+"""Rope and its companions on the host: limits, axes, slices, refusals, and the launch with norms and append."""
 
 import numpy as np
 import pytest

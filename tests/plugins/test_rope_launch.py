@@ -1,4 +1,4 @@
-"""What the launcher of rotary position embedding decides before a launch."""
+"""Decisions of the launcher of rotary position embedding before a launch."""
 
 import numpy as np
 import pytest

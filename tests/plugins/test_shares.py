@@ -1,4 +1,4 @@
-"""The set hash covers all code that a host kernel runs: its own module and all that this imports of ours."""
+"""The set hash covers all code of a host kernel: its own module and all of this project's modules that it imports."""
 
 import ast
 import sys

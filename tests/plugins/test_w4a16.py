@@ -1,4 +1,4 @@
-"""What the launcher of the tile GEMMs decides before a launch, and the transposed copy that it reads."""
+"""Decisions of the launcher of the tile GEMMs before a launch, and the transposed copy of its weight."""
 
 import re
 from dataclasses import replace

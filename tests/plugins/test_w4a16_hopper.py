@@ -151,7 +151,7 @@ def test_work_covers_every_step_of_every_tile_once(rows, features, depth, multip
     for shares in parts.values():
         begins, ends, workers = zip(*sorted(shares), strict=True)
         assert (0, *ends) == (*begins, steps)
-        # Who has the beginning waits for the workers after it, which are launched before it.
+        # The worker with the beginning waits for the workers after it, which are launched before it.
         assert list(workers) == list(range(workers[0], workers[0] + len(workers)))
         handed_over += workers[1:]
     assert len(set(handed_over)) == len(handed_over)  # each has one place for its sums

@@ -1,7 +1,7 @@
-"""Kernels that begin before the launch ahead has ended read nothing that it may write until they have waited.
+"""Kernels that begin before the previous launch has ended read none of its results before their wait.
 
-A load of a ``const __restrict__`` parameter may be moved over the wait, by the compiler or by ptxas, and the tokens are
-then wrong now and then: tests of results do not see it. So the machine code is asked.
+The compiler or ptxas may move a load of a ``const __restrict__`` parameter above the wait. Then some tokens are wrong
+now and then, which tests of results miss. So these tests read the machine code.
 """
 
 import sys
@@ -17,8 +17,8 @@ from kernel_muster.registry.hardware.arch import parse_arch
 
 ARCH = "sm_90a"
 
-# What entries read before they wait: parameters by position, of which no launch writes any. They are weights: a model's
-# parameters are there before its first launch. Of several patterns the first that fits an entry counts.
+# Early reads of entries: parameters by position, never written by a launch. They are weights: a model's parameters
+# exist before its first launch. The first matching pattern of an entry counts.
 AHEAD = {
     "causal_conv1d_decode": {1: "weight"},
     "compute_gdn_gates": {2: "a_log", 3: "dt_bias"},
@@ -43,7 +43,7 @@ AHEAD = {
     "rms_norm_*_w8": {1: "weight"},
     "w4a16_*": {0: "codes", 1: "scales"},
 }
-# What entries look at early (peek() in ahead.cuh), to bring memory into L2, and read again behind the wait.
+# Early reads of entries (peek() in ahead.cuh) that bring memory into L2 and are repeated behind the wait.
 PEEKED = {
     "causal_conv1d_decode": {3: "slots"},
     "delta_rule_norm_*_128": {6: "slots"},
@@ -54,7 +54,7 @@ PEEKED = {
     "pairwise_down_*": {3: "ids"},
     "unpermute_reduce_*": {1: "slots"},
 }
-# Maps that what is read here does not tell from the weight's: who brings x has waited (w4a16_hopper/gemm.cuh,
+# Maps that this reader cannot tell from the weight's. The threads that fetch x have waited (w4a16_hopper/gemm.cuh,
 # dense_gemm/gemm_split_k.cuh and gemv_tma.cuh).
 NOT_TAKEN = {"dense_gemm_split": {0: "x"}, "dense_gemv_m16_brought": {1: "x"}, "gemm_t*": {0: "x"}}
 TABLES = (AHEAD, PEEKED, NOT_TAKEN)
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(128) planted(const float* x, const 
 }
 """
 WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
-# The last value comes from memory that is written, so that the compiler must not read it later.
+# The last value comes from memory that is written, so the compiler must not read it later.
 PINNED = 'float w; asm volatile("ld.global.f32 %0, [%1];" : "=f"(w) : "l"(weight + i));'
 
 

@@ -1,4 +1,4 @@
-"""Which code runs where: the rules of the CUDA C++ Programming Guide as one table, written down by hand."""
+"""Architectures and their code: the rules of the CUDA C++ Programming Guide as one table, written by hand."""
 
 import pytest
 from kernel_muster.registry.hardware.arch import KNOWN_CAPABILITIES, canonical_arch, parse_arch, parse_code_arch
@@ -11,7 +11,7 @@ TARGETS = [
 #: entry -> every target above that it runs on.
 RUNS_ON = {
     "cpu": "cpu",
-    # source: compiled for the target, which needs at least this
+    # source: compiled for the target, with at least this capability
     "sm_75+": "sm_75 sm_80 sm_86 sm_87 sm_89 sm_90 sm_90a sm_100 sm_100f sm_100a sm_103f sm_103a sm_110a sm_120 "
     "sm_120f sm_120a sm_121 sm_121a",
     "sm_90+": "sm_90 sm_90a sm_100 sm_100f sm_100a sm_103f sm_103a sm_110a sm_120 sm_120f sm_120a sm_121 sm_121a",
@@ -23,7 +23,7 @@ RUNS_ON = {
     "sm_90": "sm_90 sm_90a",
     "sm_100": "sm_100 sm_100f sm_100a sm_103f sm_103a",
     "sm_120": "sm_120 sm_120f sm_120a sm_121 sm_121a",
-    # a: that capability alone, and only where the target has its features
+    # a: that capability alone, and only if the target has its features
     "sm_90a": "sm_90a",
     "sm_100a": "sm_100a",
     "sm_121a": "sm_121a",

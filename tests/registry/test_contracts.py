@@ -1,4 +1,4 @@
-"""What a contract says of itself, and the arguments it makes."""
+"""Checks of a contract, and the arguments that it makes."""
 
 import dataclasses
 

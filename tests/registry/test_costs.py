@@ -1,4 +1,4 @@
-"""The work of discovery grows in proportion to the number of plugins and of what they register."""
+"""The work of discovery grows in proportion to the number of plugins and of their registrations."""
 
 from types import ModuleType
 

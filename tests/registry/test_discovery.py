@@ -1,4 +1,4 @@
-"""Discovery: each plugin in a transaction, every way of being broken a finding, and no order that matters."""
+"""Discovery: each plugin in a transaction, a finding for every defect, and no effect of order."""
 
 import itertools
 import sys

@@ -1,4 +1,4 @@
-"""Plugins of installed distributions: what their metadata says, and how it may be wrong."""
+"""Plugins of installed distributions: their metadata, and its errors."""
 
 import itertools
 import os

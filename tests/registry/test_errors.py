@@ -34,7 +34,7 @@ MADE = {
 def test_exception_is_the_same_in_another_process(kind, pass_on):
     if kind in MADE:
         error = MADE[kind]()
-    else:  # whatever it takes to make one
+    else:  # any arguments for the constructor
         error = kind.__new__(kind, "because")
         error.failure = "what it holds"
     error.add_note("a note")

@@ -1,4 +1,4 @@
-"""A host kernel whose function cannot be called as its contract says is refused at discovery."""
+"""A host kernel whose function does not match its contract's parameters is refused at discovery."""
 
 from types import ModuleType
 

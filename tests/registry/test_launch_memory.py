@@ -1,4 +1,4 @@
-"""Launches whose scratch, counters and checks are the caller's."""
+"""Launches with the caller's scratch, counters and checks."""
 
 import kernel_muster as km
 import numpy as np

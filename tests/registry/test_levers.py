@@ -1,4 +1,4 @@
-"""Levers: one grammar, one precedence, and a finding for everything that is wrong anywhere."""
+"""Levers: one grammar, one precedence, and a finding for every error."""
 
 import pytest
 from hypothesis import given

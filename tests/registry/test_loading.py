@@ -1,4 +1,4 @@
-"""Loading one plugin: what is marked and would never run, fields of wrong types, and observers."""
+"""Loading one plugin: marked functions that would never run, fields of wrong types, and observers."""
 
 from functools import partial
 from types import ModuleType, SimpleNamespace

@@ -1,4 +1,4 @@
-"""Lookups outside a boot: what the registry answers, and what it raises."""
+"""Lookups outside a boot: results and exceptions of the registry."""
 
 from enum import Enum
 from types import ModuleType

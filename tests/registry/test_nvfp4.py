@@ -9,7 +9,7 @@ from kernel_muster.registry.contract import nvfp4
 from kernel_muster.registry.errors import ContractError
 
 CODES = np.arange(16, dtype=np.uint8)
-SCALES = np.array([s for s in range(0x81) if s != 0x7F], np.uint8)  # all that are no NaN and not below zero
+SCALES = np.array([s for s in range(0x81) if s != 0x7F], np.uint8)  # all that are not NaN and not below zero
 
 
 def e2m1(codes):
@@ -165,9 +165,9 @@ def test_quantize_is_the_documented_arithmetic_element_by_element(seed, rows, gr
 def test_quantize_of_what_dequantize_gave_is_the_same_weight():
     rng = np.random.default_rng(1)
     codes = rng.integers(0, 16, (8, 64), np.uint8)
-    codes[:, ::16] = 7  # every group reaches 6, so that its scale is found again
+    codes[:, ::16] = 7  # every group reaches 6, so its scale is recovered
     scales = rng.integers(1, 0x7F, (8, 4), np.uint8)
-    scales[0, 0] = 0x7E  # 448, so that the tensor's scale is found again
+    scales[0, 0] = 0x7E  # 448, so the tensor's scale is recovered
     weight = weight_of(codes, scales, 2.0**-7)
     again = nvfp4.quantize(nvfp4.dequantize(weight).astype(np.float32))
     assert np.array_equal(again.packed, weight.packed)

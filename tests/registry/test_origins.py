@@ -1,4 +1,4 @@
-"""Modules that come from their distribution, and those that only seem to."""
+"""Modules from their distribution, and modules that only appear to be."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What plugins change of the process as they load is put back, and is a finding that names them."""
+"""Changes of the process by a loading plugin are undone, and give a finding that names them."""
 
 import locale
 import os
@@ -43,7 +43,7 @@ def load(action):
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_change_is_put_back_and_reported(what, monkeypatch):
-    # Threads that tests before this one left would keep streams and functions from being put back.
+    # Threads left by earlier tests would prevent the restoration of streams and functions.
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
     before = process_state()
     loaded = load(CHANGES[what])

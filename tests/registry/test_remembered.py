@@ -1,4 +1,4 @@
-"""The keys of plugins that last loaded: they explain, they excuse nothing, and nobody else can write them."""
+"""The keys of plugins from their last load: they explain, excuse nothing, and cannot be written by others."""
 
 import json
 import os

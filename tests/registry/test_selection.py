@@ -1,4 +1,4 @@
-"""Selection: what serves a key, and by which rule each other candidate loses. Every order gives the same."""
+"""Selection: the kernel of a key, and the rule that rejects each other candidate. Order has no effect."""
 
 from itertools import permutations
 
@@ -44,7 +44,7 @@ def test_most_specific_architecture_wins(select, offer):
 
 
 def test_most_specific_entry_that_the_target_accepts_counts(select, offer):
-    wide = offer("acme::mul", "wide", archs=("sm_100a", "sm_80+"))  # its sm_100a says nothing about sm_90a
+    wide = offer("acme::mul", "wide", archs=("sm_100a", "sm_80+"))  # its sm_100a is no match for sm_90a
     decision = decide(select, wide, offer("acme::mul", "near", archs=("sm_90+",)))
     assert decision.chosen.provider.distribution == "near"
 

@@ -1,4 +1,4 @@
-"""Arguments that a contract does not allow are refused, with a message that says what, where, expected and got."""
+"""Arguments outside a contract are refused, with a message of subject, place, expected and actual value."""
 
 import contextlib
 
@@ -70,7 +70,7 @@ def test_dim_symbols_are_the_names_in_it():
     assert dim_symbols(3) == set()
 
 
-# What fits
+# Valid arguments
 
 
 def test_bind_of_fitting_arguments_gives_them_by_name_with_their_dims():
@@ -100,7 +100,7 @@ def test_bind_of_rows_in_a_larger_buffer_is_allowed():
     assert GEMM.bind("m::f", (), gemm(x=wide[:, :32])).dims["K"] == 32
 
 
-# What does not
+# Invalid arguments
 
 
 @pytest.mark.parametrize(

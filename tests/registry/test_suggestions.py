@@ -1,4 +1,4 @@
-"""Suggestions: what a misspelt name may mean, at a cost that no input can raise."""
+"""Suggestions: possible meanings of a misspelt name, at a bounded cost."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Tapes: what is called while one is open can be enqueued again, and nothing else is kept."""
+"""Tapes: calls made while one is open can be enqueued again, and nothing else is kept."""
 
 from contextlib import contextmanager, nullcontext
 from types import ModuleType

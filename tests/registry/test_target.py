@@ -1,4 +1,4 @@
-"""Targets by name, and what a machine without a usable GPU says."""
+"""Targets by name, and the messages of a machine without a usable GPU."""
 
 import sys
 

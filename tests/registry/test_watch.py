@@ -1,4 +1,4 @@
-"""Calls that are watched, and exceptions as text."""
+"""Watched calls, and exceptions as text."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""The script that judges models at full size: its checkpoint and its reference, at reduced size."""
+"""The script for models at full size: its checkpoint and its reference, at reduced size."""
 
 import sys
 from pathlib import Path
@@ -64,4 +64,4 @@ def test_streamed_model_is_the_whole_model(scripts, dims, tmp_path):
     with torch.no_grad():
         expected = whole(input_ids=torch.tensor([IDS]), use_cache=False).logits[0, -2:]
     assert (got - expected.float()).abs().max() <= 1e-4 * expected.abs().max()
-    assert expected.std() > 0.5  # logits that are not flat
+    assert expected.std() > 0.5  # the logits are not flat

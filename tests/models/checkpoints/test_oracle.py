@@ -27,7 +27,7 @@ MOE = {
 }  # fmt: skip
 KEPT = ["lm_head", r"re:.*linear_attn\.in_proj_[ab]$", r"re:.*shared_expert_gate$"]
 
-# What our layers ask for: name, shape, and whether it is a projection that the libraries quantise.
+# The weights of our layers: name, shape, and whether it is a projection quantised by the libraries.
 ATTENTION = [
     ("layers.1.attn.q_proj", (64, 32), True), ("layers.1.attn.k_proj", (16, 32), True),
     ("layers.1.attn.v_proj", (16, 32), True), ("layers.1.attn.o_proj", (32, 32), True),
@@ -183,7 +183,7 @@ def test_modelopt_dequantises_to_the_same_bits(folder_of: Callable[[str, str], P
         exact = nvfp4.dequantize(weight)
         step = nvfp4.decode_e4m3(weight.block_scale) * weight.global_scale_decode
         codes = nvfp4.decode_e2m1(nvfp4.unpack(weight.packed))
-        # Its table has no negative zero; adding zero takes the sign from ours.
+        # Its table has no negative zero; adding zero removes the sign from ours.
         np.testing.assert_array_equal(bits(theirs), bits(codes * np.repeat(step, 16, axis=1) + np.float32(0)))
         assert (np.abs(theirs - exact) <= 2.0**-23 * np.abs(exact)).all()
 
@@ -213,7 +213,7 @@ def test_compressed_tensors_dequantises_to_the_same_values(folder_of: Callable[[
         # Theirs rounds scale / global_scale and then the product; ours rounded 1 / global_scale: three in all.
         theirs = compressed_tensors_values(part, torch.float32).numpy()
         assert (np.abs(theirs - exact) <= 3.01 * 2.0**-24 * np.abs(exact)).all()
-        # In BF16 that shows only where the value lies that close to the middle of two.
+        # In BF16 that shows only for values this close to the middle of two.
         narrow = compressed_tensors_values(part, torch.bfloat16).float().numpy()
         low, high = (torch.from_numpy(exact * (1 + side * 2.0**-22)).bfloat16().float().numpy() for side in (-1, 1))
         assert ((narrow == low) | (narrow == high)).all()

@@ -1,4 +1,4 @@
-"""What stands in a checkpoint and would be left out in silence is refused by its name."""
+"""Tensors of a checkpoint that would be ignored silently are refused by name."""
 
 from typing import Any
 

@@ -279,7 +279,7 @@ def test_lock_that_somebody_keeps_is_told_and_waited_for_no_longer_than_it_is_wo
         assert cache.get(KEY) == GOOD  # built and stored without the lock
         start = time.monotonic()
         assert cache.get_or_build(OTHER, look) == (GOOD, False)
-        assert time.monotonic() - start < 0.3  # whoever keeps one may keep all
+        assert time.monotonic() - start < 0.3  # the holder of one may hold all
     assert (seen, cache.findings()) == ([[], []], ())
 
 

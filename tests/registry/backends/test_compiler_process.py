@@ -238,7 +238,7 @@ Builder().build(BuildRequest("scale", Path({str(request.source)!r}), parse_arch(
         os.close(end)
         assert os.read(alive, 1) == b"!"
         asking.kill()
-    assert os.read(alive, 1) == b""  # nobody holds the other end any more
+    assert os.read(alive, 1) == b""  # no process holds the other end any more
     os.close(alive)
 
 

@@ -1,4 +1,4 @@
-"""What the runner of a device refuses before it reaches for the device."""
+"""Refusals of a device's runner before it uses the device."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Every file that the compiler opens is in the closure: other ways to ask for one are refused."""
+"""Every file that the compiler opens is in the closure: other forms of include are refused."""
 
 import time
 from contextlib import suppress

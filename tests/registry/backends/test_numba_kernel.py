@@ -140,7 +140,7 @@ def test_functions_of_a_helper_are_compiled_anew_for_each_architecture(builder, 
     built = {arch: builder.build(kernel(text).request(parse_arch(arch))) for arch in ("sm_80", "sm_121a")}
     assert built["sm_80"].digest != built["sm_121a"].digest
     assert sys.modules["acme_numba_again"] is mine
-    assert not mine.half.overloads  # what this process imported takes no part
+    assert not mine.half.overloads  # imports of this process take no part
 
 
 @needs_numba
@@ -291,7 +291,7 @@ def test_failure_says_what_is_not_found_and_in_which_line_before_numbas_own_line
     first, _, rest = found.log.partition("\n\n")
     assert first == f"{place}: {text.splitlines()[number - 1].strip()}"
     assert said.split(": ")[1].split(" >>>")[0] in rest
-    assert ("raised in, innermost last:" in rest) == said.startswith("ValueError")  # Numba's own functions help nobody
+    assert ("raised in, innermost last:" in rest) == said.startswith("ValueError")  # no frames of Numba
 
 
 @needs_numba

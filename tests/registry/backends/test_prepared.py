@@ -1,4 +1,4 @@
-"""What a prepared launch makes of the values that a planner gives; the driver is not needed for it."""
+"""The values of a planner in a prepared launch, without a driver."""
 
 import ctypes
 

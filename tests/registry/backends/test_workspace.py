@@ -1,4 +1,4 @@
-"""What launches need besides their arguments, as far as no device is needed to say it."""
+"""Memory of launches besides their arguments, as far as no device is needed."""
 
 import numpy as np
 import pytest

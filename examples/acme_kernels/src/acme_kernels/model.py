@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Weights:
-    """Weights by name as ``layers.0.gate``: given ones, those of muster's sources, or none where this is a plan."""
+    """Weights by name as ``layers.0.gate``: given ones, those of muster's sources, or none for a plan."""
 
     def __init__(self, given: Any) -> None:
         self._given = given
@@ -23,7 +23,7 @@ class Weights:
             return None
         if isinstance(self._given, Mapping):
             return self._given[name]
-        return self._given.find(km.WeightSpec(name, shape, quant))  # what muster boot and muster ab give
+        return self._given.find(km.WeightSpec(name, shape, quant))  # a source of muster boot or muster ab
 
 
 class Projection:
@@ -38,7 +38,7 @@ class Projection:
         kernels.layouts.build(f"{kernels.layer}.{name}", "bf16_row_major", 2 * shape[0] * shape[1], "as loaded")
 
     def forward(self, x: Any) -> Any:
-        """Project all rows at once where a kernel for that was found, else one by one."""
+        """Project all rows at once if there is a kernel for that, else one by one."""
         out = np.empty_like(x, shape=(x.shape[0], self._features))
         if self._rows:
             self._rows(x=x, w=self._weight, out=out)
@@ -76,7 +76,7 @@ class Head:
     def __init__(self, kernels: km.Lookups, vocab: int, hidden: int, cap: float, weights: Weights) -> None:
         self._logits = Projection(kernels, "weight", (vocab, hidden), weights)
         self._cap = cap
-        # A kill switch issues no lookup: what nobody asks for is no finding.
+        # A kill switch suppresses the lookup: a key without a lookup is no finding.
         is_off = kernels.levers.flag("MUSTER_ACME_NO_SOFTCAP")
         self._softcap = None if is_off else kernels.kernel("acme_softcap", "softcap")
         self._argmax = kernels.kernel("argmax", "argmax_bf16")
@@ -105,7 +105,7 @@ class AcmeMlp:
         return self._step(ids)[0]
 
     def decode_greedily(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[Any, Any]:
-        """Return new tokens behind each prompt, and the logits of each: what muster boot and muster ab decode with.
+        """Return the new tokens of each prompt with their logits, for muster boot and muster ab.
 
         A model without attention sees the last token alone.
         """

@@ -1,6 +1,6 @@
-"""What the entry point names: every hook of this plugin, and nothing else.
+"""The module of the entry point: every hook of this plugin, and nothing else.
 
-Hooks are called whenever somebody lists plugins: they return quickly, and a heavy import belongs into the kernels.
+Hooks run whenever plugins are listed: they must return quickly. Heavy imports belong into the kernels.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from acme_kernels import levers, model, silu, softcap
 
 @km.hookimpl
 def muster_contracts() -> Iterable[km.Contract]:
-    """Return the contract of the one new family; an override implements the contract that its key has."""
+    """Return the contract of the one new family; an override implements its key's existing contract."""
     return (softcap.SOFTCAP,)
 
 
@@ -25,7 +25,7 @@ def muster_kernels() -> Iterable[km.KernelSpec]:
 
 @km.hookimpl
 def muster_manifests() -> Iterable[Path]:
-    """Return the folder that holds acme-tiny/MODEL.toml."""
+    """Return the folder of acme-tiny/MODEL.toml."""
     return (Path(__file__).parent / "manifests",)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 @cache
 def _table() -> Any:
     """Return silu of every BF16 value, f32 ``(65536,)``, indexed by its bits; made at the first launch."""
-    with np.errstate(invalid="ignore"):  # NaN, and -inf * 0, which is NaN in the host's kernel, too
+    with np.errstate(invalid="ignore"):  # NaN, and -inf * 0, which is NaN in the host's kernel too
         values = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float64)
         small = np.exp(-np.abs(values))  # never overflows
         sigmoid = (np.where(values >= 0, 1.0, small) / (1.0 + small)).astype(np.float32)
@@ -30,10 +30,10 @@ def silu_mul_by_table(gate: Any, up: Any, out: Any) -> None:
 
 SILU_MUL = km.KernelSpec(
     key="silu::silu_mul",
-    contract="silu_mul",  # the contract that the key has at its own distribution
+    contract="silu_mul",  # the key's contract at its own distribution
     archs=("cpu",),
     backend=km.PythonKernel(silu_mul_by_table),
     tier="fast",
-    overrides="kernel-muster",  # on purpose, so that reports say OVERRIDDEN and not DUPLICATE_KERNEL
+    overrides="kernel-muster",  # explicit, so that reports have OVERRIDDEN and not DUPLICATE_KERNEL
     provenance="table of all BF16 values",
 )

@@ -1,4 +1,4 @@
-"""What every kernel of the family promises: signature, float64 reference, cases and tolerance."""
+"""The contract of the family's kernels: signature, float64 reference, cases and tolerance."""
 
 from collections.abc import Mapping
 from typing import Any
