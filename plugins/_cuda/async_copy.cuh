@@ -29,7 +29,7 @@ template <int PENDING>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
-// Makes what cp.async wrote visible to wgmma and to bulk copies.
+// Makes the writes of cp.async visible to wgmma and to TMA.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // --- bulk copies; their bytes count on an mbarrier ---

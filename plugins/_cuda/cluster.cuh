@@ -1,7 +1,7 @@
 // Thread block clusters and their distributed shared memory (DSMEM), PTX ISA 8.1.
 //
-// Below sm_90 a block stands alone: the rank is 0, the barrier of the cluster is that of the block, a load reads the
-// block's own memory, and asynchronous stores do nothing.
+// Below sm_90 a cluster is one block: the rank is 0, the cluster barrier is __syncthreads, a load reads the block's
+// shared memory, and asynchronous stores do nothing.
 #pragma once
 #include "mbarrier.cuh"
 
@@ -47,7 +47,7 @@ __device__ __forceinline__ void cluster_sync() {
 #endif
 }
 
-// The address in the block of this rank that corresponds to an address in the own block.
+// The address in the block of this rank that corresponds to an address in this block.
 __device__ __forceinline__ u32 dsmem_address(u32 at, u32 rank) {
     u32 remote = at;
 #if __CUDA_ARCH__ >= 900
@@ -77,7 +77,7 @@ __device__ __forceinline__ float4 dsmem_load_16(u32 remote) {
 }
 
 // Stores to the block of a rank, asynchronously: the bytes count on that block's mbarrier. Both addresses are those of
-// the own block.
+// this block.
 __device__ __forceinline__ void dsmem_store_async(float* p, float v, Mbarrier* barrier, u32 rank) {
 #if __CUDA_ARCH__ >= 900
     const u32 to = dsmem_address(shared_address(p), rank), counter = dsmem_address(shared_address(barrier), rank);
@@ -94,7 +94,7 @@ __device__ __forceinline__ void dsmem_store_async(float4* p, float4 v, Mbarrier*
                  : "memory");
 #endif
 }
-// Waits for the only phase of the own block's barrier.
+// Waits for the only phase of this block's mbarrier.
 __device__ __forceinline__ void dsmem_wait(Mbarrier* barrier) {
     while (!mbarrier_try_wait(shared_address(barrier), 0)) {}
 }

@@ -1,8 +1,8 @@
-// Loads and stores of global memory that need more than the C++ language says (PTX ISA 8.0).
+// Loads and stores of global memory with an order or a cache policy that C++ cannot express (PTX ISA 8.0).
 #pragma once
 #include "types.cuh"
 
-// --- loads at this place of the program ---
+// --- loads that the compiler does not move ---
 //
 // Of memory that no running kernel writes. The compiler moves an ordinary load to the first use of its value, for
 // example behind pdl_wait. It does not move these.
@@ -40,7 +40,7 @@ __device__ __forceinline__ int load_now_if(bool exists, const int* p, int otherw
     return otherwise;
 }
 
-// --- memory that other blocks may write meanwhile: relaxed, release and acquire, all at the scope of the device ---
+// --- memory that other blocks may write concurrently: relaxed, release and acquire at device scope ---
 //
 // They bypass L1, so that a repeated load sees new values.
 

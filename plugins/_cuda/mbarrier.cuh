@@ -1,5 +1,5 @@
 // Barriers in shared memory that count arrivals and the bytes of asynchronous copies (PTX ISA 8.0). Below sm_90 the
-// functions do nothing: callers there have neither clusters nor bulk copies.
+// functions do nothing: callers have neither clusters nor TMA.
 #pragma once
 #include "shared_memory.cuh"
 

@@ -1,4 +1,5 @@
-// BF16 matrices of mma.sync in registers, and how they come from shared memory and go there (PTX ISA 7.8).
+// mma.sync with BF16 operands, and the loads and stores of its matrices in shared memory: ldmatrix, stmatrix, movmatrix
+// (PTX ISA 7.8).
 #pragma once
 #include "types.cuh"
 

@@ -49,7 +49,7 @@ __device__ __forceinline__ uint2 load_scales(const u8* p) {
     asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
 }
-// The same at this place of the program (global_memory.cuh).
+// The same, not moved by the compiler (global_memory.cuh).
 __device__ __forceinline__ uint4 load_codes_now(const u8* p) {
     uint4 v;
     asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"

@@ -267,11 +267,11 @@ __device__ __forceinline__ void norm_row_in_registers(const Op& op, int H, float
     for (int j = 0; j < VECTORS; ++j)
         if (exists(j)) fetched[j] = op.template fetch<8>(vec(j));
     if constexpr (RANKS > 1) cluster_wait();
-    float mine[VECTORS];
+    float squares[VECTORS];
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j) {
         if (exists(j)) op.template take<8>(vec(j), fetched[j]);
-        mine[j] = warp_sum(add_squares(widen(fetched[j].value), 0.0f));
+        squares[j] = warp_sum(add_squares(widen(fetched[j].value), 0.0f));
     }
 
     // Stage 2: the sum over the warps of all blocks.
@@ -279,9 +279,9 @@ __device__ __forceinline__ void norm_row_in_registers(const Op& op, int H, float
     for (int j = 0; j < VECTORS; ++j) {
         float* const place = reinterpret_cast<float*>(sums) + vec(j) / warp;
         if constexpr (RANKS > 1) {
-            if (lane < RANKS) dsmem_store_async(place, mine[j], &mbarrier, lane);
+            if (lane < RANKS) dsmem_store_async(place, squares[j], &mbarrier, lane);
         } else if (lane == 0) {
-            *place = mine[j];
+            *place = squares[j];
         }
     }
     __syncthreads();

@@ -37,8 +37,8 @@ __device__ __forceinline__ void cosine_and_sine(int position, double turns, doub
 }
 
 // One value of a pair after the rotation. The choice of the fused product is part of the bits.
-__device__ __forceinline__ float rotated(bool is_high, float own, float other, float cosine, float sine) {
-    return __fmaf_rn(own, cosine, __fmul_rn(other, is_high ? sine : -sine));
+__device__ __forceinline__ float rotated(bool is_high, float value, float other, float cosine, float sine) {
+    return __fmaf_rn(value, cosine, __fmul_rn(other, is_high ? sine : -sine));
 }
 __device__ __forceinline__ float rotated_low(float low, float high, float cosine, float sine) {
     return rotated(false, low, high, cosine, sine);

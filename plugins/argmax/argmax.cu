@@ -18,9 +18,9 @@ struct Best {
 };
 constexpr u32 NO_INDEX = 0x7FFFFFFF;
 
-__device__ __forceinline__ Best best_of_warp(const Best& own) {
-    const u32 top = __reduce_max_sync(0xFFFFFFFFu, own.order);
-    return {top, __reduce_min_sync(0xFFFFFFFFu, own.order == top ? own.index : NO_INDEX)};
+__device__ __forceinline__ Best best_of_warp(const Best& candidate) {
+    const u32 top = __reduce_max_sync(0xFFFFFFFFu, candidate.order);
+    return {top, __reduce_min_sync(0xFFFFFFFFu, candidate.order == top ? candidate.index : NO_INDEX)};
 }
 
 // Rises with the value and falls with the index. It is never 0.
@@ -38,7 +38,7 @@ __device__ __forceinline__ float largest_of(const Raw<1>& raw) { return __bfloat
 
 #define ARGMAX(WIDTH)                                                                                            \
     extern "C" __global__ void __launch_bounds__(THREADS) argmax_bf16_w##WIDTH(                                  \
-        const bf16* logits, /* [M, V], not restrict: the launch before may write it */                           \
+        const bf16* logits, /* [M, V], not restrict: the previous kernel may write it */                         \
         int* out,           /* [M] */                                                                            \
         u64* partials,      /* [M, blocks of a row: 1 << row_bits], zeros before and after */                    \
         int V, int row_bits) {                                                                                   \
@@ -66,33 +66,33 @@ __device__ __forceinline__ float largest_of(const Raw<1>& raw) { return __bfloat
             }                                                                                                    \
         }                                                                                                        \
         const u32 bits = __float_as_uint(best + 0.0f);                                                           \
-        Best own{bits & 0x80000000u ? ~bits : bits | 0x80000000u, NO_INDEX};                                     \
+        Best candidate{bits & 0x80000000u ? ~bits : bits | 0x80000000u, NO_INDEX};                               \
         const Values<WIDTH> values = widen(best_raw);                                                            \
         if (best_vec >= 0) _Pragma("unroll")                                                                     \
         for (int e = WIDTH - 1; e >= 0; --e)                                                                     \
-            if (values.at[e] == best) own.index = best_vec * WIDTH + e;                                          \
+            if (values.at[e] == best) candidate.index = best_vec * WIDTH + e;                                    \
         /* Stage 2: the best of the block. */                                                                    \
-        own = best_of_warp(own);                                                                                 \
-        if (lane == 0) of_warp[threadIdx.x / 32] = own;                                                          \
+        candidate = best_of_warp(candidate);                                                                     \
+        if (lane == 0) of_warp[threadIdx.x / 32] = candidate;                                                    \
         __syncthreads();                                                                                         \
         if (threadIdx.x >= 32) return;                                                                           \
-        own = best_of_warp(lane < WARPS ? of_warp[lane] : Best{0, NO_INDEX});                                    \
+        candidate = best_of_warp(lane < WARPS ? of_warp[lane] : Best{0, NO_INDEX});                              \
         u64* const of_block = partials + row * blocks;                                                           \
         const int others = blocks - 1;                                                                           \
         if (block < others) {                                                                                    \
-            if (lane == 0) store_relaxed(of_block + block, packed(own));                                         \
+            if (lane == 0) store_relaxed(of_block + block, packed(candidate));                                   \
             return;                                                                                              \
         }                                                                                                        \
         /* Stage 3: the best of the row. */                                                                      \
-        u64 found = packed(own);                                                                                 \
+        u64 found = packed(candidate);                                                                           \
         for (int other = lane; other < others; other += 32) {                                                    \
             u64 word = 0;                                                                                        \
             while (word == 0) word = load_relaxed(of_block + other);                                             \
             of_block[other] = 0;                                                                                 \
             found = max(found, word);                                                                            \
         }                                                                                                        \
-        own = best_of_warp({(u32)(found >> 32), ~(u32)found});                                                   \
-        if (lane == 0) out[row] = own.index == NO_INDEX ? 0 : (int)own.index;                                    \
+        candidate = best_of_warp({(u32)(found >> 32), ~(u32)found});                                             \
+        if (lane == 0) out[row] = candidate.index == NO_INDEX ? 0 : (int)candidate.index;                        \
     }
 
 ARGMAX(1)

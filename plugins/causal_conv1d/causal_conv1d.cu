@@ -4,7 +4,7 @@
 //
 // Inputs before the first row of a sequence are the W - 1 of its slot in ``state``, oldest first. The kernel updates
 // the slot past all rows. ``out_states``, if given, gets the state after each row. Sequence s has rows cu_rows[s] to
-// cu_rows[s + 1] - 1, or one row without cu_rows. Decode steps have a kernel of their own.
+// cu_rows[s + 1] - 1, or one row without cu_rows. Decode steps have a separate kernel.
 //
 // Work: a sequence is divided into chunks of at least W - 1 rows. A thread has the channels of one vector (8 if W = 4,
 // else one) of one chunk, row after row. Only the first chunk needs the old state. Its thread also writes the new one,
@@ -116,9 +116,9 @@ struct PackedChannels {
     uint2 raw[COUNT];
 
     __device__ __forceinline__ float at(int channel, int i) const {
-        const int place = channel * COUNT + i;
-        const u32 pair = place % 4 < 2 ? raw[place / 4].x : raw[place / 4].y;
-        return __uint_as_float(place % 2 ? pair & 0xFFFF0000u : pair << 16);
+        const int state_offset = channel * COUNT + i;
+        const u32 pair = state_offset % 4 < 2 ? raw[state_offset / 4].x : raw[state_offset / 4].y;
+        return __uint_as_float(state_offset % 2 ? pair & 0xFFFF0000u : pair << 16);
     }
 };
 __device__ __forceinline__ uint2 narrow(float a, float b, float c, float d) {
@@ -134,8 +134,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_decode(
     int R, int C, int blocks_per_row) {
     const int vec = (blockIdx.x % blocks_per_row) * THREADS + threadIdx.x, row = blockIdx.x / blocks_per_row;
     const bool has_channels = vec < C / CHANNELS;
-    bf16* const own = state + (size_t)vec * CHANNELS * (TAPS - 1);
-    auto state_in = [&](int slot) { return reinterpret_cast<uint2*>(own + (size_t)slot * C * (TAPS - 1)); };
+    bf16* const state_of_vec = state + (size_t)vec * CHANNELS * (TAPS - 1);
+    auto state_in = [&](int slot) { return reinterpret_cast<uint2*>(state_of_vec + (size_t)slot * C * (TAPS - 1)); };
     auto is_slot = [&](int slot) { return has_channels && (u32)slot < (u32)R; };
 
     // Stage 1: all loads. Only those of the state wait for the slot.
@@ -194,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w8(
     int M, int S, int R, int C, int W, int rows_per_chunk, int blocks_per_row) {
     const int vec = (blockIdx.x % blocks_per_row) * THREADS + threadIdx.x;
     const bool has_channels = vec < C / 8;
-    const size_t place = (size_t)vec * 8 * (TAPS - 1);  // of these channels in a state
+    const size_t state_offset = (size_t)vec * 8 * (TAPS - 1);  // of these channels in a state
 
     // Stage 1: the weights, the rows of the chunk, and the window before them.
     pdl_launch_dependents();
@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w8(
     pdl_wait();
     const Chunk chunk = chunk_of(cu_rows, M, S, rows_per_chunk, blockIdx.x / blocks_per_row);
     const int slot = slot_of(slots, chunk, R);
-    bf16* own_state = state + (size_t)max(slot, 0) * C * (TAPS - 1) + place;
+    bf16* state_of_channel = state + (size_t)max(slot, 0) * C * (TAPS - 1) + state_offset;
     Raw<8> loaded[ROWS_IN_FLIGHT];
     auto fetch = [&](int first) {
 #pragma unroll
@@ -216,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w8(
     if (has_channels && slot >= 0) {
         if (chunk.is_first()) {
             PackedVectors<TAPS - 1> previous;
-            previous.load_from(own_state);
+            previous.load_from(state_of_channel);
             previous.unpack(window);
         } else {
             load_window(window, x, chunk.begin, C, vec);
@@ -240,14 +240,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w8(
                 }
             }
             store<8>(out + row * C, vec, v);
-            if (out_states != nullptr) store_state(out_states + row * C * (TAPS - 1) + place, window);
+            if (out_states != nullptr) store_state(out_states + row * C * (TAPS - 1) + state_offset, window);
         }
     }
 
     // Stage 3: the new state.
     if (has_channels && slot >= 0 && chunk.is_first()) {
         if (chunk.end < chunk.stop) load_window(window, x, chunk.stop, C, vec);
-        store_state(own_state, window);
+        store_state(state_of_channel, window);
     }
 }
 
@@ -276,8 +276,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w1(
     const Chunk chunk = chunk_of(cu_rows, M, S, rows_per_chunk, blockIdx.x / blocks_per_row);
     const int slot = slot_of(slots, chunk, R);
     const bool has_channels = channel < C;
-    bf16* own_state = state + ((size_t)max(slot, 0) * C + channel) * memory;
-    const History history{x + (size_t)chunk.start * C + channel, own_state, (size_t)C, memory};
+    bf16* state_of_channel = state + ((size_t)max(slot, 0) * C + channel) * memory;
+    const History history{x + (size_t)chunk.start * C + channel, state_of_channel, (size_t)C, memory};
 
     // Stage 1: row after row.
     for (int row = chunk.begin; has_channels && row < chunk.end; ++row) {
@@ -296,5 +296,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w1(
 
     // Stage 2: the new state. Each value comes from a later position than its own.
     if (has_channels && slot >= 0 && chunk.is_first())
-        for (int j = 0; j < memory; ++j) own_state[j] = history.at(chunk.stop - chunk.start - memory + j);
+        for (int j = 0; j < memory; ++j) state_of_channel[j] = history.at(chunk.stop - chunk.start - memory + j);
 }

@@ -57,18 +57,18 @@ __device__ __forceinline__ float decay_between(const IntraChunk& w, int from, in
 
 // A diagonal block of 16 of (I + A)^-1, by forward substitution. A lane has half of a column.
 __device__ __forceinline__ void invert_diagonal(IntraChunk& w, int block, int lane) {
-    const int begin = 16 * block, i = lane & 15, own = lane >> 4 << 3;
+    const int begin = 16 * block, i = lane & 15, row_offset = lane >> 4 << 3;
     float x[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) x[r] = own + r == i ? 1.0f : 0.0f;
+    for (int r = 0; r < 8; ++r) x[r] = row_offset + r == i ? 1.0f : 0.0f;
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const int row = begin + 8 * half + j;
             const float known = __shfl_sync(ALL_LANES, x[j], 16 * half + i);
-            const float4* const a = reinterpret_cast<const float4*>(&w.columns[row][begin + own]);
-            if (own == 0) w.inverse[row][begin + i] = known;
+            const float4* const a = reinterpret_cast<const float4*>(&w.columns[row][begin + row_offset]);
+            if (row_offset == 0) w.inverse[row][begin + i] = known;
 #pragma unroll
             for (int r = 0; r < 8; r += 4) {
                 const float4 four = a[r / 4];
@@ -82,14 +82,15 @@ __device__ __forceinline__ void invert_diagonal(IntraChunk& w, int block, int la
     if (block == 0) return;
 #pragma unroll
     for (int r = 0; r < 8; r += 4)
-        *reinterpret_cast<float4*>(&w.inverse[i][begin + own + r]) = make_float4(x[r], x[r + 1], x[r + 2], x[r + 3]);
+        *reinterpret_cast<float4*>(&w.inverse[i][begin + row_offset + r]) =
+            make_float4(x[r], x[r + 1], x[r + 2], x[r + 3]);
 }
 
 // The eight columns of a warp below their diagonal blocks: X_b = -(diagonal block b) (A X)_b, 16 rows at a time. A lane
 // has four rows of a column.
 __device__ __forceinline__ void complete_columns(IntraChunk& w, int warp, int lane) {
-    const int i = 8 * warp + (lane & 7), own = 4 * (lane >> 3), first = warp / 2 * 16;
-    auto put = [&](int row, float4 x) {
+    const int i = 8 * warp + (lane & 7), row_offset = 4 * (lane >> 3), first = warp / 2 * 16;
+    auto store_column = [&](int row, float4 x) {
         w.inverse[row][i] = x.x, w.inverse[row + 1][i] = x.y, w.inverse[row + 2][i] = x.z, w.inverse[row + 3][i] = x.w;
         __syncwarp();
     };
@@ -98,13 +99,13 @@ __device__ __forceinline__ void complete_columns(IntraChunk& w, int warp, int la
         float4 sum = make_float4(0, 0, 0, 0), x = sum;
 #pragma unroll 8
         for (int j = first; j < begin; ++j)
-            sum = fma4(w.inverse[j][i], *reinterpret_cast<const float4*>(&w.columns[j][begin + own]), sum);
-        put(begin + own, sum);
+            sum = fma4(w.inverse[j][i], *reinterpret_cast<const float4*>(&w.columns[j][begin + row_offset]), sum);
+        store_column(begin + row_offset, sum);
 #pragma unroll 8
         for (int k = 0; k < 16; ++k)
-            x = fma4(-w.inverse[begin + k][i], *reinterpret_cast<const float4*>(&w.inverse[k][begin + own]), x);
+            x = fma4(-w.inverse[begin + k][i], *reinterpret_cast<const float4*>(&w.inverse[k][begin + row_offset]), x);
         __syncwarp();
-        put(begin + own, x);
+        store_column(begin + row_offset, x);
     }
 }
 
@@ -135,15 +136,15 @@ extern "C" __global__ void __launch_bounds__(INTRA_THREADS, INTRA_BLOCKS) delta_
     IntraChunk& w = *reinterpret_cast<IntraChunk*>(memory);
     pdl_launch_dependents();
     pdl_wait();
-    const int head = blockIdx.x % value_heads, place = first + blockIdx.x / value_heads;
+    const int head = blockIdx.x % value_heads, chunk_index = first + blockIdx.x / value_heads;
     int low = 0, high = S;  // the last sequence that starts here or before
     while (high - low > 1) {
         const int middle = (low + high) / 2;
-        if (first_chunk_index(min(max(cu_rows[middle], 0), M), middle) <= place) low = middle;
+        if (first_chunk_index(min(max(cu_rows[middle], 0), M), middle) <= chunk_index) low = middle;
         else high = middle;
     }
     const Rows rows(cu_rows, 0, low, M);
-    const int begin = rows.start + (place - first_chunk_index(rows.start, low)) * CHUNK,
+    const int begin = rows.start + (chunk_index - first_chunk_index(rows.start, low)) * CHUNK,
               count = min(rows.stop - begin, CHUNK);
     if (begin < rows.start || count <= 0) return;  // the whole block
 
@@ -164,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(INTRA_THREADS, INTRA_BLOCKS) delta_
     cp_async_wait<0>();
     __syncthreads();
     if (head % (value_heads / key_heads) == 0) {  // once for all heads of the key head
-        uint4* const to = row_tiles[(size_t)(place - first) * key_heads + heads.key_head(head)].k;
+        uint4* const to = row_tiles[(size_t)(chunk_index - first) * key_heads + heads.key_head(head)].k;
 #pragma unroll 4
         for (int i = thread; i < (int)sizeof(RowTiles) / 16; i += INTRA_THREADS) to[i] = w.rows[i];
     }
@@ -176,10 +177,10 @@ extern "C" __global__ void __launch_bounds__(INTRA_THREADS, INTRA_BLOCKS) delta_
     float products[4 * ROW_TILES] = {}, squares[8] = {};
 #pragma unroll 1
     for (int step = 0; step < KEY_STEPS; ++step) {
-        const u32 own = tiles + which * ROWS_BYTES;
+        const u32 tile = tiles + which * ROWS_BYTES;
         u32 a[4], b[4];
-        ldmatrix_x4(a, own + swizzled(16 * strip + (lane & 15), 2 * step + (lane >> 4)));
-        keys_by_rows(b, own, step, strip, lane);
+        ldmatrix_x4(a, tile + swizzled(16 * strip + (lane & 15), 2 * step + (lane >> 4)));
+        keys_by_rows(b, tile, step, strip, lane);
         mma(squares, a, b[0], b[1]);
         mma(squares + 4, a, b[2], b[3]);
 #pragma unroll
@@ -264,8 +265,8 @@ extern "C" __global__ void __launch_bounds__(INTRA_THREADS, INTRA_BLOCKS) delta_
 // --- the second launch, inter-chunk: the chunks of a head in order ---
 //
 // A block has 32 columns of a head's state. A state warp holds 16 of them, transposed, in its accumulators, which are
-// also the operand of the next product. An output warp beside it computes the outputs from state and D, which it gets
-// as operands. Output warps have fewer products, so that they also load from memory for all. H200, 2048 rows of 32
+// also the operand of the next product. Its output warp computes the outputs from state and D, which it receives as
+// operands. Output warps have fewer products, so that they also load from memory for all. H200, 2048 rows of 32
 // heads, us of both launches: this 105. With A and P scaled in shared memory 108. With rows, T and P by cp.async 115.
 // With that, and the three products of an accumulator in T (V - g K S) and P D in sequence, 137.
 
@@ -370,12 +371,12 @@ __device__ __forceinline__ void times_triangle(float (&c)[4 * ROW_TILES], const 
 // 8 in state[4 j ...].
 __device__ __forceinline__ void state_warp(InterChunk& m, int chunks, int value_dim, float* pool, int strip, int lane) {
     const int g = lane >> 2, t = lane & 3;
-    float* const place = pool + (size_t)2 * t * value_dim + strip * STRIP + g;
+    float* const state_base = pool + (size_t)2 * t * value_dim + strip * STRIP + g;
     float state[4 * KEY_TILES];
-    auto element = [&](int i) { return place + (size_t)(8 * (i / 4) + (i & 1)) * value_dim + 8 * (i >> 1 & 1); };
+    auto element = [&](int i) { return state_base + (size_t)(8 * (i / 4) + (i & 1)) * value_dim + 8 * (i >> 1 & 1); };
 #pragma unroll
     for (int i = 0; i < 4 * KEY_TILES; ++i) state[i] = *element(i);
-    const StateInputs& now = m.for_state;
+    const StateInputs& inputs = m.for_state;
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
         named_barrier_sync(KEYS_FULL, INTER_THREADS);
@@ -402,7 +403,7 @@ __device__ __forceinline__ void state_warp(InterChunk& m, int chunks, int value_
             ldmatrix_x4_trans(v, shared_address(&m.v[row][(2 * strip + (lane >> 4)) ^ (row >> 1 & 3)]));
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float2 by = *reinterpret_cast<const float2*>(now.read_k + 16 * p + 8 * half + 2 * t);
+                const float2 by = *reinterpret_cast<const float2*>(inputs.read_k + 16 * p + 8 * half + 2 * t);
                 float* const c = residual + 8 * p + 4 * half;
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
@@ -414,16 +415,16 @@ __device__ __forceinline__ void state_warp(InterChunk& m, int chunks, int value_
         float delta[4 * ROW_TILES] = {};
 #pragma unroll
         for (int step = 0; step < STEPS; ++step)
-            times_triangle(delta, now.t[0], step, lane, Operand(residual + 8 * step));
+            times_triangle(delta, inputs.t[0], step, lane, Operand(residual + 8 * step));
         if (chunk > 0) named_barrier_sync(DELTA_EMPTY + strip, PAIR);
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) Operand(delta + 8 * step).store(&m.deltas[strip][step][0][lane]);
 #pragma unroll
         for (int p = 0; p < ROW_TILES; ++p) {
-            const float2 by = *reinterpret_cast<const float2*>(now.keep + 8 * p + 2 * t);
+            const float2 by = *reinterpret_cast<const float2*>(inputs.keep + 8 * p + 2 * t);
             delta[4 * p] *= by.x, delta[4 * p + 1] *= by.y, delta[4 * p + 2] *= by.x, delta[4 * p + 3] *= by.y;
         }
-        const float decay = now.decay;
+        const float decay = inputs.decay;
         named_barrier_arrive(DELTA_FULL + strip, PAIR);  // T, factors and v have been read too
 
         // Stage 3: the state.
@@ -570,12 +571,12 @@ extern "C" __global__ void __launch_bounds__(INTER_THREADS, 2) delta_rule_inter_
         }
         return;
     }
-    const size_t place = begin + skipped - first;
+    const size_t chunk_index = begin + skipped - first;
     const ChunkIterator chunk_iterator{
         heads,
         qkv,
-        chunks + place * value_heads + head,
-        row_tiles + place * key_heads + heads.key_head(head),
+        chunks + chunk_index * value_heads + head,
+        row_tiles + chunk_index * key_heads + heads.key_head(head),
         head,
         column,
         start,

@@ -74,7 +74,7 @@ struct HeadSquares {
         if constexpr (RANKS > 1) cluster_wait();
     }
     // For four values a lane. Lanes 8 r + i hold the same values for all r, and send their sums to rank r.
-    __device__ __forceinline__ void share(int tile, int lane, const Values<LANE_COLUMNS>& v) {
+    __device__ __forceinline__ void send(int tile, int lane, const Values<LANE_COLUMNS>& v) {
         const float low = add_squares(v, 0.0f), sum = add_squares(v, __shfl_up_sync(0xffffffffu, low, 1));
         const int rank = lane / 8;
         if (lane % 2 == 0 || rank >= RANKS) return;
@@ -138,15 +138,15 @@ __device__ __forceinline__ void delta_rule_norm(
     __shared__ Factors all_factors[BLOCK_TILES];
     __shared__ HeadSquares<BLOCK_TILES> squares;
     pdl_launch_dependents();
-    const int own_tile = BLOCK_TILES == 1 ? 0 : threadIdx.x / TILE_THREADS;
-    const Tile tile(heads, blockIdx.x * BLOCK_TILES + own_tile, blockIdx.y, blockIdx.z);
+    const int block_tile = BLOCK_TILES == 1 ? 0 : threadIdx.x / TILE_THREADS;
+    const Tile tile(heads, blockIdx.x * BLOCK_TILES + block_tile, blockIdx.y, blockIdx.z);
     const DecodeRow row(heads, tile, qkv, slots, pool, pool_slots);
     squares.begin();
     const Tile& at = row.at;
     const bool has_column = at.lane < COLUMNS / LANE_COLUMNS, is_writer = at.warp == 0 && has_column;
     const bool makes_factors = at.warp == 1 && has_column;
-    auto place = [&] { return ((size_t)at.sequence * heads.value_heads + at.head) * VALUE_DIM + at.column; };
-    Factors& factors = all_factors[own_tile];
+    auto out_offset = [&] { return ((size_t)at.sequence * heads.value_heads + at.head) * VALUE_DIM + at.column; };
+    Factors& factors = all_factors[block_tile];
     constexpr bool IS_EARLY = BLOCK_TILES < HEAD_TILES;  // otherwise registers are scarce
     RawFactors raw;
     if (IS_EARLY && makes_factors) raw.load_weight(weight, at.column);
@@ -156,38 +156,38 @@ __device__ __forceinline__ void delta_rule_norm(
     // Stage 1: the step. Everything that does not need the state runs while the state is in flight.
     RowInputs in;
     StatePart state;
-    if (IS_EARLY && makes_factors) raw.load_gate(gate + place());
+    if (IS_EARLY && makes_factors) raw.load_gate(gate + out_offset());
     const int slot = row.load(in, state, decay, beta);
     const StepOperands operands(in);
     if (!row.is_inside(slot)) {  // the same for all tiles of the head
-        if (is_writer) *reinterpret_cast<uint2*>(out + place()) = make_uint2(0, 0);
+        if (is_writer) *reinterpret_cast<uint2*>(out + out_offset()) = make_uint2(0, 0);
         return;
     }
-    WarpSums& own = warp_sums[own_tile];
+    WarpSums& sums = warp_sums[block_tile];
     if (at.warp == 0) squares.wait_for_cluster();
-    read_state(state, operands, own, 0, at.warp, at.lane);
+    read_state(state, operands, sums, 0, at.warp, at.lane);
     sync_tile<BLOCK_TILES>();
-    const float4 delta = delta_of(operands, own.total(0, 0, at.lane & 7)), read_q = own.total(0, 1, at.lane & 7);
+    const float4 delta = delta_of(operands, sums.total(0, 0, at.lane & 7)), read_q = sums.total(0, 1, at.lane & 7);
 
     // Stage 2: the squares of the head. The state is updated and stored while they are in flight.
     const uint2 output = narrow(output_of(operands, delta, read_q));
-    if (at.warp == 0) squares.share(at.column / COLUMNS, at.lane, values_of(widen(output)));
+    if (at.warp == 0) squares.send(at.column / COLUMNS, at.lane, values_of(widen(output)));
     apply_delta(state, operands, delta);
-    state.store(row.place(slot), VALUE_DIM);
+    state.store(row.state_of(slot), VALUE_DIM);
     if (makes_factors) {
-        if (!IS_EARLY) raw.load_weight(weight, at.column), raw.load_gate(gate + place());
+        if (!IS_EARLY) raw.load_weight(weight, at.column), raw.load_gate(gate + out_offset());
         factors.weight[at.lane] = raw.widened(weight.is_bf16);
         factors.gate[at.lane] = of_values(silu(values_of(widen(raw.gate))));
     }
-    if (at.warp == 1) factors_arrive(own_tile);
+    if (at.warp == 1) factors_arrive(block_tile);
     if (at.warp != 0) return;
 
     // Stage 3: norm and gate.
     const float r = reciprocal_root(squares.total(), VALUE_DIM, eps);
-    factors_wait(own_tile);
+    factors_wait(block_tile);
     if (!is_writer) return;
     const Values<LANE_COLUMNS> of = values_of(factors.weight[at.lane]), by = values_of(factors.gate[at.lane]);
-    *reinterpret_cast<uint2*>(out + place()) = narrow(of_values(gated(values_of(widen(output)), r, of, by)));
+    *reinterpret_cast<uint2*>(out + out_offset()) = narrow(of_values(gated(values_of(widen(output)), r, of, by)));
 }
 
 #define DELTA_RULE_NORM(NAME, TILES, BOUNDS)                                                                       \
@@ -228,7 +228,7 @@ __device__ __forceinline__ void step_tiles(const Heads& heads, const bf16* qkv, 
         StatePart state;
         const int slot = row.load(in, state, decay, beta);
         const float4 output = step(state, StepOperands(in), warp_sums, row.at, sync);
-        state.store(row.place(slot), heads.value_dim);
+        state.store(row.state_of(slot), heads.value_dim);
         bf16* const to = out + (size_t)blockIdx.x * heads.value_dim + row.at.column;
         if (row.at.warp == 0 && row.at.lane < COLUMNS / LANE_COLUMNS) *reinterpret_cast<uint2*>(to) = narrow(output);
         sync();

@@ -82,7 +82,7 @@ __device__ __forceinline__ float4 add4(float4 x, float4 y) {
 // columns.
 struct RowInputs {
     uint2 q, k, v;
-    uint4 own_q, own_k;
+    uint4 rows_q, rows_k;
     float decay, beta;
 };
 
@@ -106,7 +106,7 @@ struct StepOperands {
 
     StepOperands() = default;
     __device__ __forceinline__ explicit StepOperands(const RowInputs& in)
-        : q(in.own_q), k(in.own_k), v(in.v), decay(in.decay), beta(in.beta) {
+        : q(in.rows_q), k(in.rows_k), v(in.v), decay(in.decay), beta(in.beta) {
         const InverseNorms inverse_norms(widen(in.q), widen(in.k));
         unit_q = inverse_norms.q, unit_k = inverse_norms.k, qk = inverse_norms.qk;
     }
@@ -158,13 +158,14 @@ __device__ __forceinline__ void reduce_over_rows(WarpSums& warp_sums, int parity
                                                  int warp, int lane) {
     const bool is_q = lane & 8, is_high = lane & 16;
     const float4 give = is_q ? read_k : read_q;
-    const float4 mine =
+    const float4 products =
         add4(is_q ? read_q : read_k,
              make_float4(__shfl_xor_sync(0xffffffffu, give.x, 8), __shfl_xor_sync(0xffffffffu, give.y, 8),
                          __shfl_xor_sync(0xffffffffu, give.z, 8), __shfl_xor_sync(0xffffffffu, give.w, 8)));
-    const float x = __shfl_xor_sync(0xffffffffu, is_high ? mine.x : mine.z, 16);
-    const float y = __shfl_xor_sync(0xffffffffu, is_high ? mine.y : mine.w, 16);
-    const float2 kept = is_high ? make_float2(mine.z + x, mine.w + y) : make_float2(mine.x + x, mine.y + y);
+    const float x = __shfl_xor_sync(0xffffffffu, is_high ? products.x : products.z, 16);
+    const float y = __shfl_xor_sync(0xffffffffu, is_high ? products.y : products.w, 16);
+    const float2 kept =
+        is_high ? make_float2(products.z + x, products.w + y) : make_float2(products.x + x, products.y + y);
     reinterpret_cast<float2*>(&warp_sums.parts[parity][is_q][warp][lane & 7])[is_high] = kept;
 }
 
@@ -218,12 +219,12 @@ __device__ __forceinline__ float4 update_state(StatePart& state, const StepOpera
 // The place of a thread: a tile of columns of one head of one sequence.
 struct Tile {
     int sequence, head, column, warp, lane;
-    size_t own;  // the offset of this thread's part of a head's state
+    size_t state_offset;  // the offset of this thread's part of a head's state
 
     __device__ __forceinline__ Tile(const Heads& heads, int tile, int head_, int sequence_)
         : sequence(sequence_), head(head_), warp(threadIdx.x / 32 % TILE_WARPS), lane(threadIdx.x & 31) {
         column = tile * COLUMNS + 4 * (lane & 7);
-        own = (size_t)(warp * 32 + (lane >> 3) * ROWS) * heads.value_dim + column;
+        state_offset = (size_t)(warp * 32 + (lane >> 3) * ROWS) * heads.value_dim + column;
     }
 };
 
@@ -245,7 +246,7 @@ struct DecodeRow {
         speculative_slot = load_relaxed(slots);
 #endif
         head = pool_ + (size_t)at.head * heads.state_size();
-        pool = head + at.own;
+        pool = head + at.state_offset;
         int key_head = heads.key_head(at.head);
         make_opaque(key_head);  // keeps this before the wait for the slot
         const __nv_bfloat16* const row = qkv + at.sequence * heads.width();
@@ -268,21 +269,21 @@ struct DecodeRow {
     __device__ __forceinline__ size_t slot_offset(int slot) const {
         return slot * (heads.value_heads * heads.state_size());
     }
-    __device__ __forceinline__ float* place(int slot) const { return pool + slot_offset(slot); }
+    __device__ __forceinline__ float* state_of(int slot) const { return pool + slot_offset(slot); }
 
     // Returns the slot.
     __device__ __forceinline__ int load(RowInputs& in, StatePart& state, const float* decay, const float* beta) const {
-        const int slot_now = *slots, own = at.warp * 32 + (at.lane >> 3) * ROWS;
+        const int slot_now = *slots, first_row = at.warp * 32 + (at.lane >> 3) * ROWS;
         const size_t gate = at.sequence * (size_t)heads.value_heads + at.head;
         const __nv_bfloat16* const k = q + (size_t)heads.key_heads * KEY_DIM;
         in.q = load_now(reinterpret_cast<const uint2*>(q + 4 * at.lane));
         in.k = load_now(reinterpret_cast<const uint2*>(k + 4 * at.lane));
-        in.own_q = load_now(reinterpret_cast<const uint4*>(q + own));
-        in.own_k = load_now(reinterpret_cast<const uint4*>(k + own));
+        in.rows_q = load_now(reinterpret_cast<const uint4*>(q + first_row));
+        in.rows_k = load_now(reinterpret_cast<const uint4*>(k + first_row));
         in.v = load_now(reinterpret_cast<const uint2*>(v));
         in.decay = load_now(decay + gate), in.beta = load_now(beta + gate);
-        if (is_inside(speculative_slot)) state.load_now(place(speculative_slot), heads.value_dim);
-        if (speculative_slot != slot_now && is_inside(slot_now)) state.load_now(place(slot_now), heads.value_dim);
+        if (is_inside(speculative_slot)) state.load_now(state_of(speculative_slot), heads.value_dim);
+        if (speculative_slot != slot_now && is_inside(slot_now)) state.load_now(state_of(slot_now), heads.value_dim);
         return slot_now;
     }
 };

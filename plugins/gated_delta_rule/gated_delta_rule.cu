@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5) delta_rule_decode_
     float4 output = make_float4(0, 0, 0, 0);
     if (row.is_inside(slot)) {
         output = step(state, operands, warp_sums, at, [] { __syncthreads(); });
-        state.store(row.place(slot), value_dim);
+        state.store(row.state_of(slot), value_dim);
     }
     __nv_bfloat16* const to = out + ((size_t)at.sequence * value_heads + at.head) * value_dim;
     if (at.warp == 0 && at.lane < 8) *reinterpret_cast<uint2*>(to + at.column) = narrow(output);
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(ROWS_THREADS, ROWS_BLOCKS) delta_ru
     if (count == 0) return;
     auto out_at = [&](int row) { return out + ((size_t)row * value_heads + at.head) * value_dim + at.column; };
     auto states_at = [&](int row) {
-        return states + ((size_t)row * value_heads + at.head) * heads.state_size() + at.own;
+        return states + ((size_t)row * value_heads + at.head) * heads.state_size() + at.state_offset;
     };
     if ((u32)slot >= (u32)pool_slots) {  // padding
         const StatePart zeros = {};
@@ -102,9 +102,9 @@ extern "C" __global__ void __launch_bounds__(ROWS_THREADS, ROWS_BLOCKS) delta_ru
     }
 
     if (warp < TILE_WARPS) {  // state warps
-        float* const place = pool + ((size_t)slot * value_heads + at.head) * heads.state_size() + at.own;
+        float* const head_state = pool + ((size_t)slot * value_heads + at.head) * heads.state_size() + at.state_offset;
         StatePart state;
-        state.load(place, value_dim);
+        state.load(head_state, value_dim);
         sync_rows();
         StepOperands next = ring[0].step_of(warp, lane);
 #pragma unroll 2
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(ROWS_THREADS, ROWS_BLOCKS) delta_ru
             if (states) state.store(states_at(rows.start + i), value_dim);
         }
         sync_rows();
-        state.store(place, value_dim);
+        state.store(head_state, value_dim);
     } else {  // warps of every second row
         const int first = warp - TILE_WARPS;
         const size_t keys = (size_t)key_heads * KEY_DIM, key = (size_t)heads.key_head(at.head) * KEY_DIM + 4 * lane;

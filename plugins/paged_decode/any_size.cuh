@@ -10,7 +10,7 @@ constexpr int ANY_THREADS = 128, ANY_COLUMNS = 8, ANY_TOKENS = 32;
 
 __device__ __forceinline__ void attend_any(const PagedCache& cache, const Row& row, float scale, int D) {
     __shared__ float scores[ANY_TOKENS];
-    __shared__ int places[ANY_TOKENS];
+    __shared__ int offsets[ANY_TOKENS];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const size_t stride = (size_t)cache.key_heads * D, head = (size_t)row.key_head * D;
     float o[ANY_COLUMNS] = {}, largest = neg_infinity(), sum = 0.0f;
@@ -20,11 +20,11 @@ __device__ __forceinline__ void attend_any(const PagedCache& cache, const Row& r
         __syncthreads();
         if (threadIdx.x < count) {
             const int token = first + threadIdx.x;
-            places[threadIdx.x] = max(cache.place(load_now(row.table + cache.page_of(token)), token, is_invalid), 0);
+            offsets[threadIdx.x] = max(cache.offset(load_now(row.table + cache.page_of(token)), token, is_invalid), 0);
         }
         __syncthreads();
         for (int i = warp; i < count; i += ANY_THREADS / 32) {
-            const __nv_bfloat16* k = cache.k + places[i] * stride + head;
+            const __nv_bfloat16* k = cache.k + offsets[i] * stride + head;
             float dot = 0.0f;
             for (int d = lane; d < D; d += 32) dot = __fmaf_rn(__bfloat162float(row.q[d]), __bfloat162float(k[d]), dot);
 #pragma unroll
@@ -41,7 +41,7 @@ __device__ __forceinline__ void attend_any(const PagedCache& cache, const Row& r
         for (int j = 0; j < ANY_COLUMNS; ++j) o[j] = __fmul_rn(o[j], alpha);
         for (int i = 0; i < count; ++i) {
             const float p = exp2_approx(__fsub_rn(scores[i], top));
-            const __nv_bfloat16* v = cache.v + places[i] * stride + head;
+            const __nv_bfloat16* v = cache.v + offsets[i] * stride + head;
             sum = __fadd_rn(sum, p);
 #pragma unroll
             for (int j = 0; j < ANY_COLUMNS; ++j) {

@@ -63,15 +63,15 @@ struct SwizzledRows {
     // Starts the copy of a tile, or of a part of it. Lane i has the offset of token i % 16 in vectors. All lanes have
     // the mask of existing tokens.
     template <int PARTS>
-    __device__ __forceinline__ static void fetch(u32 to, const uint4* from, u32 place, u32 there) {
-        there >>= threadIdx.x >> 3 & 3;
+    __device__ __forceinline__ static void fetch(u32 to, const uint4* from, u32 offset, u32 valid_mask) {
+        valid_mask >>= threadIdx.x >> 3 & 3;
 #pragma unroll
         for (int i = 0; i < TILE_TOKENS / 4; ++i) {
-            const uint4* const own = from + __shfl_sync(0xffffffffu, place, (threadIdx.x >> 3 & 3) + 4 * i);
-            const u32 is_there = there >> 4 * i & 1;
+            const uint4* const row = from + __shfl_sync(0xffffffffu, offset, (threadIdx.x >> 3 & 3) + 4 * i);
+            const u32 is_valid = valid_mask >> 4 * i & 1;
 #pragma unroll
             for (int c = 0; c < VECS / PARTS; c += 8)  // four rows further, the swizzle differs by 64
-                cp_async_16((i & 1 ? to ^ 64 : to) + 4 * i * BYTES + 16 * c, own + c, is_there * 16);
+                cp_async_16((i & 1 ? to ^ 64 : to) + 4 * i * BYTES + 16 * c, row + c, is_valid * 16);
         }
     }
     // Replaces a row of a tile, or one of ``parts`` of its columns. By one warp.
@@ -340,7 +340,7 @@ __device__ __forceinline__ void attend_per_group(const PagedCache& cache, Row ro
 
     // Stage 1, prologue: the first tiles, and the queries.
     SplitIterator now(row_blocks.index * GROUP_SPLITS, splits), next = now;
-    const int own_token = TILE_TOKENS * warp + (lane & 15);
+    const int lane_token = TILE_TOKENS * warp + (lane & 15);
     const u32 ring = shared_address(shared.tiles) + warp * RING_BYTES, stride = cache.key_heads * SwizzledRows<D>::VECS;
     const u32 target = ring + SwizzledRows<D>::template target<1>(0);
     const size_t of_head = row.key_head * SwizzledRows<D>::VECS;
@@ -348,23 +348,23 @@ __device__ __forceinline__ void attend_per_group(const PagedCache& cache, Row ro
         SwizzledRows<D>::template columns<1>(reinterpret_cast<const uint4*>(cache.k) + of_head, 0);
     const uint4* const values =
         SwizzledRows<D>::template columns<1>(reinterpret_cast<const uint4*>(cache.v) + of_head, 0);
-    u32 place = 0, there = 0;  // of the next copy
+    u32 offset = 0, valid_mask = 0;  // of the next copy
     bool is_invalid = false, has_tile = false;
     // Starts the copy of the next tile's keys, or of the same tile's values, to a slot of the ring. The table entry of
     // the tile after it is loaded first: after the copies it would arrive only when they have.
     auto fetch = [&](bool is_value, u32 to) {
         if (!is_value) {
             has_tile = next.split != NO_SPLIT;
-            const int token = next.token + own_token;
-            const int at = token < row.length && has_tile ? cache.place(entry, token, is_invalid) : NO_PLACE;
-            place = (u32)max(at, 0) * stride;
-            there = __ballot_sync(0xffffffffu, at != NO_PLACE);
+            const int token = next.token + lane_token;
+            const int at = token < row.length && has_tile ? cache.offset(entry, token, is_invalid) : NO_OFFSET;
+            offset = (u32)max(at, 0) * stride;
+            valid_mask = __ballot_sync(0xffffffffu, at != NO_OFFSET);
             if (has_tile) next.advance(row, row_blocks, splits);
-            const int later = next.token + own_token;
+            const int later = next.token + lane_token;
             entry =
-                load_now_if(next.split != NO_SPLIT && later < row.length, row.table + cache.page_of(later), NO_PLACE);
+                load_now_if(next.split != NO_SPLIT && later < row.length, row.table + cache.page_of(later), NO_OFFSET);
         }
-        if (has_tile) SwizzledRows<D>::template fetch<1>(target + to, is_value ? values : keys, place, there);
+        if (has_tile) SwizzledRows<D>::template fetch<1>(target + to, is_value ? values : keys, offset, valid_mask);
         cp_async_commit();
     };
     // The block of the newest token.
@@ -381,7 +381,7 @@ __device__ __forceinline__ void attend_per_group(const PagedCache& cache, Row ro
     // Stage 2, mainloop: tile after tile.
     Softmax softmax;
     Columns<D / 16> o[1] = {};
-    PartialOutput<D / 64> group, whole;
+    PartialOutput<D / 64> group, combined;
     u32 used = 0;  // the offset of the next tile
     int groups_done = 0;
 #pragma unroll 1
@@ -421,7 +421,7 @@ __device__ __forceinline__ void attend_per_group(const PagedCache& cache, Row ro
             PartialOutput<D / 64> result;
             combine_warps<D>(result, shared.of_tile, slot);
             if (splits.count == 1) {
-                whole = result;
+                combined = result;
                 break;
             }
             __syncthreads();
@@ -430,12 +430,12 @@ __device__ __forceinline__ void attend_per_group(const PagedCache& cache, Row ro
             if (now.split >= splits.count ||
                 now.split / GROUP_SPLITS != split / GROUP_SPLITS) {  // the end of the group
                 if (splits.groups == 1) {
-                    whole = group;
+                    combined = group;
                     break;
                 }
                 const SoftmaxStats of_group[2] = {group.of_head[0].stats(), group.of_head[1].stats()};
                 if (row_blocks.num_blocks > 1) GroupPartial<D>(row_blocks, split / GROUP_SPLITS).write(group);
-                else whole.merge(group.total, of_group);
+                else combined.merge(group.total, of_group);
                 group = PartialOutput<D / 64>();
                 ++groups_done;
             }
@@ -453,9 +453,9 @@ __device__ __forceinline__ void attend_per_group(const PagedCache& cache, Row ro
     if (splits.groups > 1 && row_blocks.num_blocks > 1) {
         if (!is_last_block(row_blocks.zeros, groups_done, splits.groups)) return;
 #pragma unroll 4
-        for (int of = 0; of < splits.groups; ++of) GroupPartial<D>(row_blocks, of).merge(whole);
+        for (int of = 0; of < splits.groups; ++of) GroupPartial<D>(row_blocks, of).merge(combined);
     }
-    whole.write(row, D);
+    combined.write(row, D);
 }
 
 // A barrier of two warps.
@@ -486,7 +486,7 @@ __device__ __forceinline__ void attend_per_split(const PagedCache& cache, Row ro
     extern __shared__ __align__(1024) unsigned char memory[];
     Memory& shared = *reinterpret_cast<Memory*>(memory);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, tile = warp / HALVES, half = warp % HALVES;
-    const int own_token = TILE_TOKENS * tile + (lane & 15);
+    const int lane_token = TILE_TOKENS * tile + (lane & 15);
     int now = row_blocks.index * STEP_TOKENS;  // the first token of a step
     source.begin(shared.q, row);               // before the first use of the length
     cp_async_commit();
@@ -502,20 +502,20 @@ __device__ __forceinline__ void attend_per_split(const PagedCache& cache, Row ro
         SwizzledRows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.k) + of_head, half);
     const uint4* const values =
         SwizzledRows<D>::template columns<HALVES>(reinterpret_cast<const uint4*>(cache.v) + of_head, half);
-    u32 place = 0, there = 0;  // of the next copy
+    u32 offset = 0, valid_mask = 0;  // of the next copy
     int entry = entries.first;
     bool is_invalid = false, has_tile = true;
     make_opaque(row.length);
     make_opaque(entry);
     auto find = [&](int first) {
-        const int token = first + own_token;
-        const bool exists = token < row.length, is_there = (u32)entry < (u32)cache.pages;
-        is_invalid |= exists & !is_there;
-        place = exists & is_there ? (u32)cache.place_in(entry, token) * stride : 0;
-        there = __ballot_sync(0xffffffffu, exists & is_there);
+        const int token = first + lane_token;
+        const bool exists = token < row.length, is_valid = (u32)entry < (u32)cache.pages;
+        is_invalid |= exists & !is_valid;
+        offset = exists & is_valid ? (u32)cache.offset_in(entry, token) * stride : 0;
+        valid_mask = __ballot_sync(0xffffffffu, exists & is_valid);
     };
     auto copy = [&](const uint4* from, u32 to) {
-        if (has_tile) SwizzledRows<D>::template fetch<HALVES>(target + to, from, place, there);
+        if (has_tile) SwizzledRows<D>::template fetch<HALVES>(target + to, from, offset, valid_mask);
         cp_async_commit();
     };
     row.length = checked_length(row.length, cache, row.entries);
@@ -541,9 +541,9 @@ __device__ __forceinline__ void attend_per_split(const PagedCache& cache, Row ro
         }
         has_tile = first < row.length;
         if (has_tile) find(first);
-        const int later = first + step + own_token;
+        const int later = first + step + lane_token;
         if (Source::FROM_PROJECTIONS && is_second) entry = entries.third;
-        else entry = load_now_if(later < row.length, row.table + cache.page_of(later), NO_PLACE);
+        else entry = load_now_if(later < row.length, row.table + cache.page_of(later), NO_OFFSET);
         copy(keys, to);
     };
     entry = entries.second;
@@ -596,12 +596,12 @@ __device__ __forceinline__ void attend_per_split(const PagedCache& cache, Row ro
             if (lane < 4) *reinterpret_cast<float2*>(&shared.exchange.alpha[tile][2 * lane]) = alpha;
             if (is_last_step) softmax.publish(shared.of_tile[tile], __any_sync(0xffffffffu, is_invalid));
         }
-        PartialOutput<J> whole;  // of the last step only, so that it takes no registers before
+        PartialOutput<J> combined;  // of the last step only, so that it takes no registers before
         TileScales scales[2];
         if (is_last_step) {
             __syncthreads();
-            merge_tiles(scales, whole.of_head, shared.of_tile);
-            if (splits.count > 1) sender.send(whole.of_head);
+            merge_tiles(scales, combined.of_head, shared.of_tile);
+            if (splits.count > 1) sender.send(combined.of_head);
         }
 
         cp_async_wait<SLOTS - 1>();
@@ -628,12 +628,12 @@ __device__ __forceinline__ void attend_per_split(const PagedCache& cache, Row ro
                 for (int j = 0; j < J; ++j)
 #pragma unroll
                     for (int i = 0; i < 4; ++i)
-                        whole.total[j][i] = scales[i & 1].add(whole.total[j][i], of_tile[w][j][i], w);
+                        combined.total[j][i] = scales[i & 1].add(combined.total[j][i], of_tile[w][j][i], w);
             if (splits.count == 1) {
-                result = whole;
+                result = combined;
                 break;
             }
-            sender.send(whole.total);
+            sender.send(combined.total);
             return;
         }
         now += step;

@@ -15,7 +15,7 @@
 struct Projections {
     const bf16 *q, *k, *v;
     bf16 *k_cache, *v_cache;
-    long long place;
+    long long cache_row;
     int position;
     float eps, weight_offset;
     int half;
@@ -45,7 +45,7 @@ struct ProjectedQueries {
         const int lane = threadIdx.x % warp;
         if (lane < VECS) q_weight = load_raw<8>(q_weight_, lane), k_weight = load_raw<8>(k_weight_, lane);
     }
-    __device__ __forceinline__ bool has_new_token() const { return row.place >= 0; }
+    __device__ __forceinline__ bool has_new_token() const { return row.cache_row >= 0; }
 
     __device__ __forceinline__ void begin(Queries<D>& queries, const Row& of) {
         const int lane = threadIdx.x % warp, first = threadIdx.x / warp * HEADS_PER_WARP;
@@ -64,7 +64,7 @@ struct ProjectedQueries {
         const float r = reciprocal_root(warp_sum(exists ? add_squares(values, 0.0f) : 0.0f), D, row.eps);
         return narrow(scaled(values, r, widen(weight), row.weight_offset));
     }
-    __device__ __forceinline__ static void turn(bf16* low, bf16* high, float2 angle) {
+    __device__ __forceinline__ static void rotate(bf16* low, bf16* high, float2 angle) {
         const float x = __bfloat162float(*low), y = __bfloat162float(*high);
         *low = __float2bfloat16_rn(rotated_low(x, y, angle.x, angle.y));
         *high = __float2bfloat16_rn(rotated_high(x, y, angle.x, angle.y));
@@ -85,7 +85,7 @@ struct ProjectedQueries {
         };
         if (makes_token && of_block == 0 && has_vec) {
             store_raw<8>(memory.value, lane, token);
-            store_raw<8>(row.v_cache + row.place * D, lane, token);
+            store_raw<8>(row.v_cache + row.cache_row * D, lane, token);
         }
 #pragma unroll 1
         for (int n = 0; n < count; ++n) {
@@ -104,11 +104,11 @@ struct ProjectedQueries {
         for (int i = lane; i < row.half && row.position >= 0; i += warp) {
             const float2 angle = angle_of(i, row.position, log2_step);
 #pragma unroll 1
-            for (int n = 0; n < count; ++n) turn(element(n, i), element(n, i + row.half), angle);
+            for (int n = 0; n < count; ++n) rotate(element(n, i), element(n, i + row.half), angle);
         }
         if (makes_key) {
             __syncwarp();
-            if (has_vec) store_raw<8>(row.k_cache + row.place * D, lane, load_raw<8>(memory.key, lane));
+            if (has_vec) store_raw<8>(row.k_cache + row.cache_row * D, lane, load_raw<8>(memory.key, lane));
         }
     }
     template <int PENDING>

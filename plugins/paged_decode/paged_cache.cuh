@@ -5,7 +5,7 @@
 
 constexpr int HEADS_PER_BLOCK = 8, TILE_TOKENS = 16, WARPS = 4, THREADS = WARPS * 32;
 constexpr int STEP_TOKENS = WARPS * TILE_TOKENS;  // of all warps
-constexpr int NO_PLACE = -1;
+constexpr int NO_OFFSET = -1;
 
 // A paged cache: k, v [pages, page_size, key_heads, D]. The page of a token is token * factor >> shift (launch.py),
 // because a division costs as much as twenty additions.
@@ -19,12 +19,12 @@ struct PagedCache {
         return (int)(((unsigned long long)(u32)token * factor) >> shift);
     }
     // The place of a token on this page. A page outside the cache gives NO_PLACE and sets ``is_invalid``.
-    __device__ __forceinline__ int place(int page, int token, bool& is_invalid) const {
-        const bool is_there = (u32)page < (u32)pages;
-        is_invalid |= !is_there;
-        return is_there ? place_in(page, token) : NO_PLACE;
+    __device__ __forceinline__ int offset(int page, int token, bool& is_invalid) const {
+        const bool is_valid = (u32)page < (u32)pages;
+        is_invalid |= !is_valid;
+        return is_valid ? offset_in(page, token) : NO_OFFSET;
     }
-    __device__ __forceinline__ int place_in(int page, int token) const {
+    __device__ __forceinline__ int offset_in(int page, int token) const {
         return page * page_size + (token - page_of(token) * page_size);
     }
 };
@@ -53,5 +53,5 @@ struct TableEntries {
 // The table entry of a token, also beyond the context: nothing waits for its length. Tokens beyond the table get the
 // last entry.
 __device__ __forceinline__ int load_table_entry(const PagedCache& cache, const int* table, int entries, int token) {
-    return load_now_if(entries > 0 && cache.page_size > 0, table + min(cache.page_of(token), entries - 1), NO_PLACE);
+    return load_now_if(entries > 0 && cache.page_size > 0, table + min(cache.page_of(token), entries - 1), NO_OFFSET);
 }

@@ -30,8 +30,8 @@ struct Prefix {
     // Loaded after branches have joined: inside a branch, the load would be waited for before the table entries are
     // requested.
     __device__ __forceinline__ int length(const int* context_lens, int S) const {
-        const int whole = load_now_if(S > 0, context_lens + sequence, NO_PLACE);
-        return whole < min_length ? 0 : whole - missing;
+        const int length = load_now_if(S > 0, context_lens + sequence, NO_OFFSET);
+        return length < min_length ? 0 : length - missing;
     }
 };
 

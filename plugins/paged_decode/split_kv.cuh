@@ -85,11 +85,11 @@ __device__ __forceinline__ bf16 finish_output(float total, bool is_zero, float i
 __device__ __forceinline__ void write_columns(bf16* out, bool exists, float2 of_heads, float weight, float inverse,
                                               bool is_gated, u32 gate) {
     const bool is_odd = threadIdx.x & 4;
-    const float own = is_odd ? of_heads.y : of_heads.x;
+    const float value = is_odd ? of_heads.y : of_heads.x;
     const float got = __shfl_xor_sync(0xffffffffu, is_odd ? of_heads.x : of_heads.y, 4);
     // -0 becomes 0, because it depends on the division of work.
-    const float low = __fmul_rn(__fadd_rn(is_odd ? got : own, 0.0f), inverse);
-    const float high = __fmul_rn(__fadd_rn(is_odd ? own : got, 0.0f), inverse);
+    const float low = __fmul_rn(__fadd_rn(is_odd ? got : value, 0.0f), inverse);
+    const float high = __fmul_rn(__fadd_rn(is_odd ? value : got, 0.0f), inverse);
     u32 words = weight <= 0.0f ? 0u : bf16_pair(low, high);
     if (is_gated)
         words =
@@ -237,18 +237,18 @@ template <int D>
 struct PartialSender {
     static constexpr int PARTS = 16 * SplitConfig<D>::J / Partials::COLUMNS;  // of a warp
     static_assert(PARTS <= 8);
-    u32* own;
+    u32* words;
 
     __device__ __forceinline__ explicit PartialSender(const RowBlocks& row_blocks)
-        : own(Partials::at(row_blocks.zeros, D, row_blocks.index, (threadIdx.x >> 5) * PARTS)) {
-        make_opaque(own);
+        : words(Partials::at(row_blocks.zeros, D, row_blocks.index, (threadIdx.x >> 5) * PARTS)) {
+        make_opaque(words);
     }
     // The statistics are known before the values: the combining warps need them first.
     __device__ __forceinline__ void send(const SoftmaxMerge (&of_head)[2]) const {
         const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
         const SoftmaxStats even = of_head[0].stats(), odd = of_head[1].stats();
         if (g < PARTS)
-            store_relaxed(reinterpret_cast<uint4*>(own + g * Partials::WORDS + Partials::STATS) + t,
+            store_relaxed(reinterpret_cast<uint4*>(words + g * Partials::WORDS + Partials::STATS) + t,
                           make_uint4(Partials::encode(even.x), Partials::encode(even.y), Partials::encode(odd.x),
                                      Partials::encode(odd.y)));
     }
@@ -256,7 +256,7 @@ struct PartialSender {
         const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
         for (int j = 0; j < SplitConfig<D>::J; ++j)
-            store_relaxed(reinterpret_cast<uint4*>(own + (2 * j + (g >> 2)) * Partials::WORDS) +
+            store_relaxed(reinterpret_cast<uint4*>(words + (2 * j + (g >> 2)) * Partials::WORDS) +
                               (g & 3) * (HEADS_PER_BLOCK / 2) + t,
                           make_uint4(Partials::encode(total[j][0]), Partials::encode(total[j][2]),
                                      Partials::encode(total[j][1]), Partials::encode(total[j][3])));
@@ -282,14 +282,14 @@ __device__ __noinline__ void combine_columns(GroupSums* groups, bf16* out, const
     const int part = index * (BLOCK_WARPS / warps) + warp / warps, first = warp % warps * OWN, count = splits - first;
     const int head = lane % HEADS_PER_BLOCK;
     const bool is_first = first == 0, exists = is_first && head < heads;
-    int place = head * D + part / 2 * 16 + part % 2 * 4 + lane / HEADS_PER_BLOCK;
-    u32* own = Partials::at(partials, D, first, part);
-    make_opaque(place);
-    make_opaque(own);
+    int out_offset = head * D + part / 2 * 16 + part % 2 * 4 + lane / HEADS_PER_BLOCK;
+    u32* words = Partials::at(partials, D, first, part);
+    make_opaque(out_offset);
+    make_opaque(words);
     bf16 gates[Partials::PER_LANE] = {};
     if (exists && gate != nullptr)
 #pragma unroll
-        for (int c = 0; c < Partials::PER_LANE; ++c) gates[c] = gate[place + 8 * c];
+        for (int c = 0; c < Partials::PER_LANE; ++c) gates[c] = gate[out_offset + 8 * c];
 
     // Stage 1: the statistics of the splits, before their values arrive. The buffer has room for whole groups. The
     // words beyond the splits are zero and are read too: with a branch, loads would wait for each other.
@@ -303,7 +303,7 @@ __device__ __noinline__ void combine_columns(GroupSums* groups, bf16* out, const
 #pragma unroll
             for (int i = 0; i < OWN; ++i)
                 stats[i] = load_relaxed(
-                    reinterpret_cast<const uint2*>(own + i * Partials::words_of(D) + Partials::STATS) + head);
+                    reinterpret_cast<const uint2*>(words + i * Partials::words_of(D) + Partials::STATS) + head);
 #pragma unroll
             for (int i = 0; i < OWN; ++i) missing |= i < count && (stats[i].x == 0 || stats[i].y == 0);
         } while (__any_sync(0xffffffffu, missing != 0));
@@ -334,21 +334,21 @@ __device__ __noinline__ void combine_columns(GroupSums* groups, bf16* out, const
     auto look_at_values = [&] {
 #pragma unroll
         for (int i = 0; i < OWN; ++i)
-            values[i] = load_relaxed(reinterpret_cast<const uint2*>(own + i * Partials::words_of(D)) + lane);
+            values[i] = load_relaxed(reinterpret_cast<const uint2*>(words + i * Partials::words_of(D)) + lane);
     };
     if (count > 0) look_at_values();
     float2 group_scales[MAX_GROUPS];
     float inverse = 0.0f, factors[Partials::PER_LANE];
     bool is_zero = true;
     if (is_first) {
-        SoftmaxMerge whole;
+        SoftmaxMerge merged;
         SoftmaxStats of_groups[MAX_GROUPS];
 #pragma unroll
         for (int g = 0; g < MAX_GROUPS; ++g) of_groups[g] = groups->stats[from + g][lane];
 #pragma unroll
         for (int g = 0; g < MAX_GROUPS; ++g)
-            group_scales[g] = whole.merge(g < all ? of_groups[g] : make_float2(NO_MAX, 0.0f));
-        inverse = __frcp_rn(whole.weight), is_zero = whole.stats().y <= 0.0f;
+            group_scales[g] = merged.merge(g < all ? of_groups[g] : make_float2(NO_MAX, 0.0f));
+        inverse = __frcp_rn(merged.weight), is_zero = merged.stats().y <= 0.0f;
 #pragma unroll
         for (int c = 0; c < Partials::PER_LANE; ++c) factors[c] = sigmoid(__bfloat162float(gates[c]));
     }
@@ -374,7 +374,8 @@ __device__ __noinline__ void combine_columns(GroupSums* groups, bf16* out, const
 #pragma unroll
         for (int i = 0; i < OWN; ++i)
             if (lane < Partials::WORDS / 4)
-                store_relaxed(reinterpret_cast<uint4*>(own + i * Partials::words_of(D)) + lane, make_uint4(0, 0, 0, 0));
+                store_relaxed(
+                    reinterpret_cast<uint4*>(words + i * Partials::words_of(D)) + lane, make_uint4(0, 0, 0, 0));
     }
     __syncthreads();
     if (!is_first) return;
@@ -386,8 +387,8 @@ __device__ __noinline__ void combine_columns(GroupSums* groups, bf16* out, const
         total.y = rescale_add(total.y, g < all ? of_group.y : 0.0f, group_scales[g]);
     }
     if (exists) {
-        out[place] = finish_output(total.x, is_zero, inverse, gate != nullptr, factors[0]);
-        out[place + 8] = finish_output(total.y, is_zero, inverse, gate != nullptr, factors[1]);
+        out[out_offset] = finish_output(total.x, is_zero, inverse, gate != nullptr, factors[0]);
+        out[out_offset + 8] = finish_output(total.y, is_zero, inverse, gate != nullptr, factors[1]);
     }
 }
 
@@ -412,7 +413,7 @@ struct BlockCoord {
         const int tile = threadIdx.x / (SPLIT_KV ? 32 * SplitConfig<D>::HALVES : 32), step = max_splits * STEP_TOKENS;
         const int token = (int)blockIdx.z * (SPLIT_KV ? 1 : GROUP_SPLITS) * STEP_TOKENS + tile * TILE_TOKENS +
                           threadIdx.x % TILE_TOKENS;
-        TableEntries found{load_table_entry(cache, table, count, token), NO_PLACE, NO_PLACE};
+        TableEntries found{load_table_entry(cache, table, count, token), NO_OFFSET, NO_OFFSET};
         if (SPLIT_KV) found.second = load_table_entry(cache, table, count, token + step);
         if (SPLIT_KV && FROM_PROJECTIONS) found.third = load_table_entry(cache, table, count, token + 2 * step);
         return found;

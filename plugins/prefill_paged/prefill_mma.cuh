@@ -87,7 +87,7 @@ __device__ __forceinline__ void attend_mma(const PrefillParams& params) {
 
     // Stage 1, prologue: queries, and the first tile of k.
     const u32 shared = shared_address(memory), k = shared + T::K, v = shared + T::V;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, own_pair = warp * 16 + (lane >> 2);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, lane_pair = warp * 16 + (lane >> 2);
     if (threadIdx.x == 0) epilogue = {tile_coord.room(), split.from, split.is_whole};
     const uint4* const k_head = reinterpret_cast<const uint4*>(params.k_cache) + tile_coord.key_head * T::VECS;
     const uint4* const v_head = reinterpret_cast<const uint4*>(params.v_cache) + tile_coord.key_head * T::VECS;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void attend_mma(const PrefillParams& params) {
     RowOffsets offsets = pages.of_tile(0, warp, lane);
     fetch<T, TOKENS>(k, k_head, offsets, warp, lane);
     cp_async_commit();
-    const int length[2] = {tile_coord.length(own_pair) - split.from, tile_coord.length(own_pair + 8) - split.from};
+    const int length[2] = {tile_coord.length(lane_pair) - split.from, tile_coord.length(lane_pair + 8) - split.from};
     const int shortest = tile_coord.length(warp * 16) - split.from;
     Softmax softmax;
     float o[T::D / 2] = {};

@@ -6,7 +6,7 @@
 #include "fast_math.cuh"
 #include "shared_memory.cuh"
 
-constexpr int NO_PLACE = -1;  // of a missing row, whose copy is zeros
+constexpr int NO_OFFSET = -1;  // of a missing row, whose copy is zeros
 constexpr int MAX_TOKENS = 0x7fffffff;
 // A block has 64 pairs of a row and a query head, 16 for each warp, and tiles of 64 tokens.
 constexpr int ROWS = 64, TOKENS = 64, WARPS = 4, THREADS = WARPS * 32;
@@ -19,34 +19,36 @@ __device__ __forceinline__ float neg_infinity() { return __int_as_float(0xff8000
 struct RowOffsets {
     u32 at, exists_mask;
 
-    __device__ __forceinline__ RowOffsets(int place, u32 stride)
-        : at((u32)max(place, 0) * stride), exists_mask(__ballot_sync(ALL_LANES, place != NO_PLACE)) {}
+    __device__ __forceinline__ RowOffsets(int offset, u32 stride)
+        : at((u32)max(offset, 0) * stride), exists_mask(__ballot_sync(ALL_LANES, offset != NO_OFFSET)) {}
 };
 
 // Starts the copy of COUNT rows of D values to a tile, divided among the warps. Missing rows become zeros.
 template <class T, int COUNT>
 __device__ __forceinline__ void fetch(u32 tile, const uint4* from, const RowOffsets& offsets, int warp, int lane) {
-    constexpr int OWN = COUNT / WARPS, ROWS_PER_PASS = 32 / T::VECS;
-    static_assert(COUNT % WARPS == 0 && OWN % ROWS_PER_PASS == 0 && OWN % 8 == 0 && OWN <= 32 && 32 % T::VECS == 0);
-    const int own = lane / T::VECS, vec = lane % T::VECS;
+    constexpr int ROWS_PER_WARP = COUNT / WARPS, ROWS_PER_PASS = 32 / T::VECS;
+    static_assert(COUNT % WARPS == 0 && ROWS_PER_WARP % ROWS_PER_PASS == 0 && ROWS_PER_WARP % 8 == 0 &&
+                  ROWS_PER_WARP <= 32 && 32 % T::VECS == 0);
+    const int lane_row = lane / T::VECS, vec = lane % T::VECS;
 #pragma unroll
-    for (int i = 0; i < OWN; i += ROWS_PER_PASS) {
-        const u32 at = __shfl_sync(ALL_LANES, offsets.at, i + own);
-        cp_async_16_l2_128(tile + T::template swizzled<COUNT>(warp * OWN + i + own, vec), from + vec + at,
-                           (offsets.exists_mask >> (i + own) & 1) * 16);
+    for (int i = 0; i < ROWS_PER_WARP; i += ROWS_PER_PASS) {
+        const u32 at = __shfl_sync(ALL_LANES, offsets.at, i + lane_row);
+        cp_async_16_l2_128(tile + T::template swizzled<COUNT>(warp * ROWS_PER_WARP + i + lane_row, vec),
+                           from + vec + at, (offsets.exists_mask >> (i + lane_row) & 1) * 16);
     }
 }
 
 // Stores COUNT rows of a tile, divided among the warps.
 template <class T, int COUNT>
 __device__ __forceinline__ void store_tile(u32 tile, uint4* to, const RowOffsets& offsets, int warp, int lane) {
-    constexpr int OWN = COUNT / WARPS, ROWS_PER_PASS = 32 / T::VECS;
-    const int own = lane / T::VECS, vec = lane % T::VECS;
+    constexpr int ROWS_PER_WARP = COUNT / WARPS, ROWS_PER_PASS = 32 / T::VECS;
+    const int lane_row = lane / T::VECS, vec = lane % T::VECS;
 #pragma unroll
-    for (int i = 0; i < OWN; i += ROWS_PER_PASS) {
-        const u32 at = __shfl_sync(ALL_LANES, offsets.at, i + own);
-        const uint4 values = load_shared_16(tile + T::template swizzled<COUNT>(warp * OWN + i + own, vec));
-        if (offsets.exists_mask >> (i + own) & 1) to[vec + at] = values;
+    for (int i = 0; i < ROWS_PER_WARP; i += ROWS_PER_PASS) {
+        const u32 at = __shfl_sync(ALL_LANES, offsets.at, i + lane_row);
+        const uint4 values =
+            load_shared_16(tile + T::template swizzled<COUNT>(warp * ROWS_PER_WARP + i + lane_row, vec));
+        if (offsets.exists_mask >> (i + lane_row) & 1) to[vec + at] = values;
     }
 }
 
@@ -110,16 +112,16 @@ struct TileCoord {
     }
 
     // The index of a pair in q and out, in heads.
-    __device__ __forceinline__ int place(int pair_of_block) const {
-        const int own = first + pair_of_block, per_key = params.per_key;
-        const int at = (row + own / per_key) * params.Hk * per_key + key_head * per_key + own % per_key;
-        return own < pairs ? at : NO_PLACE;
+    __device__ __forceinline__ int offset(int pair_of_block) const {
+        const int pair = first + pair_of_block, per_key = params.per_key;
+        const int at = (row + pair / per_key) * params.Hk * per_key + key_head * per_key + pair % per_key;
+        return pair < pairs ? at : NO_OFFSET;
     }
 
     // The same for the pairs that a warp copies, in units of 16 bytes.
     __device__ __forceinline__ RowOffsets pair_offsets(int warp, int lane, int vecs) const {
-        constexpr int OWN = ROWS / WARPS;
-        return RowOffsets(place(warp * OWN + lane % OWN), vecs);
+        constexpr int ROWS_PER_WARP = ROWS / WARPS;
+        return RowOffsets(offset(warp * ROWS_PER_WARP + lane % ROWS_PER_WARP), vecs);
     }
 };
 
@@ -139,15 +141,15 @@ struct PagedTokens {
     // The offsets of a tile, ``first`` tokens after the start. Tokens beyond the end and tokens without a page are
     // missing.
     __device__ __forceinline__ RowOffsets of_tile(int first, int warp, int lane) {
-        constexpr int OWN = TOKENS / WARPS;
-        const int token = first + (from + warp * OWN + lane % OWN);
-        int place = NO_PLACE;
+        constexpr int ROWS_PER_WARP = TOKENS / WARPS;
+        const int token = first + (from + warp * ROWS_PER_WARP + lane % ROWS_PER_WARP);
+        int offset = NO_OFFSET;
         if (token < end) {
             const int page = table[token / page_size];
-            if ((u32)page < (u32)pages) place = page * page_size + token % page_size;
+            if ((u32)page < (u32)pages) offset = page * page_size + token % page_size;
             else bad = min(bad, token);
         }
-        return RowOffsets(place, stride);
+        return RowOffsets(offset, stride);
     }
 };
 
@@ -190,15 +192,15 @@ struct Softmax {
         const float now = fmaxf(largest[i], top);
         alpha[i] = exp2_approx(__fsub_rn(largest[i], now));
         largest[i] = now;
-        float own = 0.0f;
+        float lane_sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < COUNT; j += 4) {
             float &low = s[j + 2 * i], &high = s[j + 2 * i + 1];
             low = exp2_approx(__fsub_rn(low, now));
             high = exp2_approx(__fsub_rn(high, now));
-            own = __fadd_rn(own, __fadd_rn(low, high));
+            lane_sum = __fadd_rn(lane_sum, __fadd_rn(low, high));
         }
-        sum[i] = __fmaf_rn(sum[i], alpha[i], own);
+        sum[i] = __fmaf_rn(sum[i], alpha[i], lane_sum);
     }
 
     __device__ __forceinline__ bool is_unscaled() const { return alpha[0] == 1.0f && alpha[1] == 1.0f; }

@@ -65,7 +65,7 @@ template <class T, bool SPLIT_KV>
 __device__ __forceinline__ void store_results(const PrefillParams& params, const RowOffsets& pairs,
                                               const int (&length)[2], const EpilogueState& epilogue, u32 shared,
                                               const Softmax& softmax, const float (&o)[T::D / 2]) {
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, own_pair = warp * 16 + (lane >> 2),
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, lane_pair = warp * 16 + (lane >> 2),
               bad = epilogue.first_bad;
     const int from = SPLIT_KV ? epilogue.from : 0;
     const bool is_zero[2] = {bad == 0 || length[0] + from > bad, bad == 0 || length[1] + from > bad};
@@ -75,21 +75,22 @@ __device__ __forceinline__ void store_results(const PrefillParams& params, const
         for (int i = 0; i < 2; ++i) {
 #pragma unroll
             for (int c = 0; c < T::D / 16; ++c) {
-                const float* const own = o + 8 * c + 2 * i;
-                *to.values(c, i, threadIdx.x) = make_float4(own[0], own[1], own[4], own[5]);
+                const float* const values = o + 8 * c + 2 * i;
+                *to.values(c, i, threadIdx.x) = make_float4(values[0], values[1], values[4], values[5]);
             }
             if ((lane & 3) == 0)
-                *to.stats(own_pair + 8 * i) = make_float2(softmax.largest[i], is_zero[i] ? -1.0f : softmax.sum[i]);
+                *to.stats(lane_pair + 8 * i) = make_float2(softmax.largest[i], is_zero[i] ? -1.0f : softmax.sum[i]);
         }
         return;
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const float share = __fdiv_rn(1.0f, softmax.sum[i]);
+        const float inverse_sum = __fdiv_rn(1.0f, softmax.sum[i]);
 #pragma unroll
         for (int c = 0; c < T::D / 8; ++c) {
-            const float low = __fmul_rn(o[4 * c + 2 * i], share), high = __fmul_rn(o[4 * c + 2 * i + 1], share);
-            store_shared_4(shared + T::template swizzled<ROWS>(own_pair + 8 * i, c) + 4 * (lane & 3),
+            const float low = __fmul_rn(o[4 * c + 2 * i], inverse_sum),
+                        high = __fmul_rn(o[4 * c + 2 * i + 1], inverse_sum);
+            store_shared_4(shared + T::template swizzled<ROWS>(lane_pair + 8 * i, c) + 4 * (lane & 3),
                            is_zero[i] ? 0 : bf16_pair(low, high));
         }
     }
@@ -102,18 +103,20 @@ constexpr int COMBINE_THREADS = 2 * THREADS, COLUMNS = 2, SPLITS_AT_ONCE = 8;
 
 // Loads some splits of 32 columns. Missing values are -0, which changes no sum. 0 would change the sign of -0.
 __device__ __forceinline__ void load_splits(float4 (&loaded)[SPLITS_AT_ONCE][COLUMNS], const PrefillParams& params,
-                                            int D, int own_splits, int split, int first, int i, int thread) {
+                                            int D, int splits_of_pair, int split, int first, int i, int thread) {
     const float4* const from = PartialResult(params, split, D).values(first, i, thread);
 #pragma unroll
     for (int j = 0; j < SPLITS_AT_ONCE; ++j)
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) {
             loaded[j][c] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
-            if (split + j < own_splits) loaded[j][c] = __ldcg(from + j * PartialResult::vectors(D) + c * 2 * THREADS);
+            if (split + j < splits_of_pair)
+                loaded[j][c] = __ldcg(from + j * PartialResult::vectors(D) + c * 2 * THREADS);
         }
 }
 
-// Combines the splits of a tile, 32 columns at a time. A thread has one of its two pairs of the launch before.
+// Combines the splits of a tile, 32 columns at a time. A thread has one of the two pairs that it had in the first
+// launch.
 __device__ __forceinline__ void combine(const PrefillParams& params, int D) {
     __shared__ float weights[MAX_SPLITS][ROWS];
     const TileCoord tile_coord(params);
@@ -122,24 +125,25 @@ __device__ __forceinline__ void combine(const PrefillParams& params, int D) {
               tokens = tile_coord.split_tokens();
     if (all <= tokens) return;  // the whole block: there is only one split
     const int thread = threadIdx.x % THREADS, i = threadIdx.x / THREADS, lane = thread & 31, t = lane & 3;
-    const int own_pair = (thread >> 5) * 16 + (lane >> 2) + 8 * i;
-    const int own_splits = (min(tile_coord.length(own_pair), room) + tokens - 1) / tokens,
+    const int lane_pair = (thread >> 5) * 16 + (lane >> 2) + 8 * i;
+    const int splits_of_pair = (min(tile_coord.length(lane_pair), room) + tokens - 1) / tokens,
               num_splits = (all + tokens - 1) / tokens;
 
     // The first values, in flight before their weights are known.
     int first = blockIdx.y * COLUMNS, split = 0;
     float4 loaded[SPLITS_AT_ONCE][COLUMNS];
-    load_splits(loaded, params, D, own_splits, split, first, i, thread);
+    load_splits(loaded, params, D, splits_of_pair, split, first, i, thread);
 
     // Stage 1: the weights of the splits. A lane has every fourth.
-    const PartialResult own(params, t, D);
+    const PartialResult partial(params, t, D);
     float2 stats[MAX_SPLITS / 4];
     float top = neg_infinity(), sum = 0.0f;
     bool is_zero = false;
 #pragma unroll
     for (int k = 0; k < MAX_SPLITS / 4; ++k) {
         stats[k] = make_float2(neg_infinity(), 0.0f);
-        if (4 * k + t < own_splits) stats[k] = __ldcg(own.stats(own_pair) + 4 * k * 2 * PartialResult::vectors(D));
+        if (4 * k + t < splits_of_pair)
+            stats[k] = __ldcg(partial.stats(lane_pair) + 4 * k * 2 * PartialResult::vectors(D));
     }
 #pragma unroll
     for (int k = 0; k < MAX_SPLITS / 4; ++k) top = fmaxf(top, stats[k].x), is_zero |= stats[k].y < 0.0f;
@@ -149,14 +153,14 @@ __device__ __forceinline__ void combine(const PrefillParams& params, int D) {
     for (int k = 0; k < MAX_SPLITS / 4; ++k) {
         const float weight = exp2_approx(__fsub_rn(stats[k].x, top));
         sum = __fmaf_rn(weight, stats[k].y, sum);
-        weights[4 * k + t][own_pair] = weight;
+        weights[4 * k + t][lane_pair] = weight;
     }
     sum = __fadd_rn(sum, __shfl_xor_sync(ALL_LANES, sum, 1));
     sum = __fadd_rn(sum, __shfl_xor_sync(ALL_LANES, sum, 2));
     is_zero = __ballot_sync(ALL_LANES, is_zero) >> (lane & 28) & 15;
 
-    const float share = __fdiv_rn(1.0f, sum);
-    const int place = tile_coord.place(own_pair);
+    const float inverse_sum = __fdiv_rn(1.0f, sum);
+    const int offset = tile_coord.offset(lane_pair);
     __syncwarp();  // the weights are in shared memory
 
     // Stage 2: the splits in order. The sums start with -0, and missing splits add -0, because 0 would change a sign.
@@ -171,7 +175,7 @@ __device__ __forceinline__ void combine(const PrefillParams& params, int D) {
         __syncwarp();  // ptxas keeps loads before it; without it they would wait for each other
 #pragma unroll
         for (int j = 0; j < SPLITS_AT_ONCE; ++j) {
-            const float weight = weights[split + j][own_pair];
+            const float weight = weights[split + j][lane_pair];
 #pragma unroll
             for (int c = 0; c < COLUMNS; ++c) {
                 o[c][0] = __fmaf_rn(weight, loaded[j][c].x, o[c][0]);
@@ -184,16 +188,17 @@ __device__ __forceinline__ void combine(const PrefillParams& params, int D) {
         split += SPLITS_AT_ONCE;
         const bool is_last = split >= num_splits;
         if (is_last) split = 0, first += gridDim.y * COLUMNS;
-        if (first < D / 16) load_splits(loaded, params, D, own_splits, split, first, i, thread);
+        if (first < D / 16) load_splits(loaded, params, D, splits_of_pair, split, first, i, thread);
         else pdl_launch_dependents();
-        if (is_last && place != NO_PLACE) {
-            u32* const to = reinterpret_cast<u32*>(params.out + (size_t)place * D + 16 * done) + t;
+        if (is_last && offset != NO_OFFSET) {
+            u32* const to = reinterpret_cast<u32*>(params.out + (size_t)offset * D + 16 * done) + t;
 #pragma unroll
             for (int c = 0; c < COLUMNS; ++c)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    to[8 * c + 4 * half] =
-                        is_zero ? 0 : bf16_pair(__fmul_rn(o[c][2 * half], share), __fmul_rn(o[c][2 * half + 1], share));
+                    to[8 * c + 4 * half] = is_zero ? 0
+                                                   : bf16_pair(__fmul_rn(o[c][2 * half], inverse_sum),
+                                                               __fmul_rn(o[c][2 * half + 1], inverse_sum));
         }
     } while (first < D / 16);
 }

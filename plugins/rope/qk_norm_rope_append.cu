@@ -52,13 +52,13 @@ struct Norm {
 
 __device__ __forceinline__ int heads_of_block() { return blockDim.x / warp - 1; }
 
-// The head of a warp, counted over queries, then keys, and its place in memory.
-struct Place {
+// The head of a warp, counted over queries, then keys, and its offset in memory.
+struct HeadPosition {
     size_t row, query, key;  // offsets of elements in q, and in k and v
     int index;
     bool exists, is_key;
 
-    __device__ __forceinline__ Place(int Hq, int Hk, int D) {
+    __device__ __forceinline__ HeadPosition(int Hq, int Hk, int D) {
         row = blockIdx.x, index = blockIdx.y * heads_of_block() + threadIdx.x / warp;
         exists = index < Hq + Hk, is_key = index >= Hq;
         query = (row * Hq + index) * D, key = (row * Hk + index - Hq) * D;
@@ -69,7 +69,7 @@ struct Place {
     }
 };
 
-// At this place of the program.
+// Not movable over pdl_wait (global_memory.cuh).
 __device__ __forceinline__ Raw<8> load_vector(const bf16* row, int vec) {
     return {load_now(reinterpret_cast<const uint4*>(row) + vec)};
 }
@@ -79,46 +79,46 @@ __device__ __forceinline__ Values<8> load_eight(const float* p) {
     return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
 }
 
-#define PARAMETERS                                                                                        \
-    bf16 *q,                  /* [M, Hq, D], in and out; not restrict: the launch before may write all */ \
-        const bf16 *k,        /* [M, Hk, D] */                                                            \
-        const bf16 *v,        /* [M, Hk, D] */                                                            \
-        const bf16 *q_weight, /* [D] */                                                                   \
-        const bf16 *k_weight, /* [D] */                                                                   \
-        const int *positions, /* [M] */                                                                   \
-        const int *slots,     /* [M] */                                                                   \
-        bf16 *k_cache,        /* [P * B, Hk, D] */                                                        \
-        bf16 *v_cache,        /* [P * B, Hk, D] */                                                        \
+#define PARAMETERS                                                                                          \
+    bf16 *q,                  /* [M, Hq, D], in and out; not restrict: the previous kernel may write all */ \
+        const bf16 *k,        /* [M, Hk, D] */                                                              \
+        const bf16 *v,        /* [M, Hk, D] */                                                              \
+        const bf16 *q_weight, /* [D] */                                                                     \
+        const bf16 *k_weight, /* [D] */                                                                     \
+        const int *positions, /* [M] */                                                                     \
+        const int *slots,     /* [M] */                                                                     \
+        bf16 *k_cache,        /* [P * B, Hk, D] */                                                          \
+        bf16 *v_cache,        /* [P * B, Hk, D] */                                                          \
         float eps, float weight_offset, long long places, int Hq, int Hk, int D, int half, double log2_step
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) qk_norm_rope_append_small_d(PARAMETERS) {
     __shared__ Angles angles;
     pdl_launch_dependents();
     if (threadIdx.x / warp == heads_of_block()) return angles.make(positions + blockIdx.x, half, log2_step);
-    const Place at(Hq, Hk, D);
+    const HeadPosition at(Hq, Hk, D);
 
     // Stage 1: all loads.
     const int lane = threadIdx.x % warp, lanes = half / 8;  // that have one half of the pairs
     const bool has_vec = at.exists && lane < D / 8;
     const Norm norm{at.is_key ? k_weight : q_weight, eps, weight_offset};
-    Raw<8> weight = {}, own = {}, value = {}, other;
+    Raw<8> weight = {}, vector = {}, value = {}, other;
     int slot = -1;
     if (has_vec) weight = load_vector(norm.weight, lane);
     pdl_wait();
-    if (has_vec) own = load_vector(at.is_key ? k + at.key : q + at.query, lane);
+    if (has_vec) vector = load_vector(at.is_key ? k + at.key : q + at.query, lane);
     if (has_vec && at.is_key) {
         slot = load_now(slots + at.row);
         value = load_vector(v + at.key, lane);
     }
 
     // Stage 2: the norm, and the partners of this lane's values.
-    own = norm.of<8>(own, reciprocal_root(warp_sum(add_squares(widen(own), 0.0f)), D, eps), weight);
+    vector = norm.of<8>(vector, reciprocal_root(warp_sum(add_squares(widen(vector), 0.0f)), D, eps), weight);
     const bool is_high = lane >= lanes;
     const int from = is_high ? lane - lanes : lane + lanes;
-    other.bits.x = __shfl_sync(0xFFFFFFFFu, own.bits.x, from),
-    other.bits.y = __shfl_sync(0xFFFFFFFFu, own.bits.y, from);
-    other.bits.z = __shfl_sync(0xFFFFFFFFu, own.bits.z, from),
-    other.bits.w = __shfl_sync(0xFFFFFFFFu, own.bits.w, from);
+    other.bits.x = __shfl_sync(0xFFFFFFFFu, vector.bits.x, from),
+    other.bits.y = __shfl_sync(0xFFFFFFFFu, vector.bits.y, from);
+    other.bits.z = __shfl_sync(0xFFFFFFFFu, vector.bits.z, from),
+    other.bits.w = __shfl_sync(0xFFFFFFFFu, vector.bits.w, from);
     const long long to = at.cache_offset(slot, places, Hq, Hk, D);
     __syncthreads();
 
@@ -127,16 +127,16 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) qk_norm_rope_append_sm
     if (lane < 2 * lanes) {
         const int first = 8 * min(lane, from);
         const Values<8> cosines = load_eight(angles.cosine + first), sines = load_eight(angles.sine + first);
-        Values<8> x = widen(own);
+        Values<8> x = widen(vector);
         const Values<8> y = widen(other);
 #pragma unroll
         for (int i = 0; i < 8; ++i) x.at[i] = rotated(is_high, x.at[i], y.at[i], cosines.at[i], sines.at[i]);
-        if (angles.pairs > 0) own = narrow(x);
+        if (angles.pairs > 0) vector = narrow(x);
     }
     if (!at.is_key) {
-        store_raw<8>(q + at.query, lane, own);
+        store_raw<8>(q + at.query, lane, vector);
     } else if (to >= 0) {
-        store_raw<8>(k_cache + to, lane, own);
+        store_raw<8>(k_cache + to, lane, vector);
         store_raw<8>(v_cache + to, lane, value);
     }
 }
@@ -147,7 +147,7 @@ __device__ __forceinline__ void norm_rotate_append(PARAMETERS) {
     __shared__ Angles angles;
     pdl_launch_dependents();
     if (threadIdx.x / warp == heads_of_block()) return angles.make(positions + blockIdx.x, half, log2_step);
-    const Place at(Hq, Hk, D);
+    const HeadPosition at(Hq, Hk, D);
     pdl_wait();
 
     // Stage 1: the norm, and the append of v.

@@ -19,7 +19,7 @@
 constexpr int THREADS = 256;  // also the frequencies of a round
 constexpr int MAX_AXES = 3;
 
-// At this place of the program, so that they are in flight while angles are computed.
+// Not movable, so that they are in flight while angles are computed.
 __device__ __forceinline__ Raw<8> load_now(const bf16* p, Raw<8>) {
     return {load_now(reinterpret_cast<const uint4*>(p))};
 }
@@ -64,7 +64,7 @@ struct RotatedVectors {
 
 #define ROPE(WIDTH)                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS) rope_w##WIDTH(                                             \
-        bf16* q,              /* [M, Hq, D], in and out; not restrict: the launch before may write all */            \
+        bf16* q,              /* [M, Hq, D], in and out; not restrict: the previous kernel may write all */          \
         bf16* k,              /* [M, Hk, D], in and out */                                                           \
         const int* positions, /* [axes, M] */                                                                        \
         int M, int Hq, int Hk, int D, int half, int axes, int section_h, int section_w, double log2_step,            \
@@ -75,7 +75,7 @@ struct RotatedVectors {
         const size_t row = blockIdx.x;                                                                               \
         for (int begin = 0; begin < half; begin += THREADS) {                                                        \
             /* With few frequencies, warps without a vector compute the angles. */                                   \
-            const int count = min(half - begin, THREADS), own = threadIdx.x ^ THREADS / 2, i = begin + own;          \
+            const int count = min(half - begin, THREADS), vector = threadIdx.x ^ THREADS / 2, i = begin + vector;    \
             /* Stage 1: loads, then frequencies while they are in flight, then angles. */                            \
             const int vecs = count / WIDTH, all = (Hq + Hk) * vecs;                                                  \
             auto fetch = [&](RotatedVectors<WIDTH>& into, int at) {                                                  \
@@ -90,11 +90,11 @@ struct RotatedVectors {
             _Pragma("unroll")                                                                                        \
             for (int a = 0; a < MAX_AXES; ++a) places[a] = a < axes ? load_now(positions + (size_t)a * M + row) : 0; \
             if ((int)threadIdx.x < all) fetch(now, threadIdx.x);                                                     \
-            if (own < count) {                                                                                       \
+            if (vector < count) {                                                                                    \
                 const double turns = turns_per_token(i, log2_step, ramp);                                            \
                 const bool is_height = i % 3 == 1 && i < 3 * section_h, is_width = i % 3 == 2 && i < 3 * section_w;  \
                 const int place = is_height ? places[1] : is_width ? places[2] : places[0];                          \
-                cosine_and_sine(place, turns, ramp.scale, cosine[own], sine[own]);                                   \
+                cosine_and_sine(place, turns, ramp.scale, cosine[vector], sine[vector]);                             \
             }                                                                                                        \
             const bool is_wrong = (places[0] | places[1] | places[2]) < 0;                                           \
             __syncthreads();                                                                                         \

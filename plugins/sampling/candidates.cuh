@@ -11,7 +11,7 @@
 // longer than wanted. It is sorted by counting the larger entries. If too many equal logits overflow the list, the
 // merging block scans the row alone.
 //
-// Latency comes from chains of dependent instructions, not from instruction fetch: a second pass over 512 instructions
+// Latency comes from dependent instructions, not from instruction fetch: a second pass over 512 instructions
 // takes as long as the first, and a dry run of the merging code saves nothing (H200). Independent work therefore runs
 // side by side, and rare cases are functions of their own.
 #pragma once

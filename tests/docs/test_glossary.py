@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").partition("## Replaced words")[2]
-REPLACED = re.findall(r"^\| (\w+) \| ", ROWS, re.MULTILINE)[1:]  # without the header
+REPLACED = re.findall(r"^\| ([\w ]+) \| ", ROWS, re.MULTILINE)[1:]  # without the header
 SOURCES = sorted([*ROOT.glob("plugins/**/*.cu*"), *ROOT.glob("muster/**/*.cu*")])
 
 
