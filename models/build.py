@@ -37,9 +37,9 @@ from kernel_muster.registry.selection.lookups import Lookups
 # of every token. benchmarks/records/full_size_h200.md: both formats, the dense and the expert model.
 RECORDED = (("sm_90a", "2026-12-01"),)
 MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_6_moe")
-#: Rows of one prefill pass; decode never has more than the largest captured batch size.
+#: Rows of one prefill pass; decode never exceeds the largest captured batch size.
 MAX_ROWS, MOST_ROWS = 2048, 1 << 20
-#: What a model reads. The vision tower of multimodal checkpoints is not built.
+#: Supported modalities. The vision tower of multimodal checkpoints is not built.
 MODALITIES = ("text",)
 
 
@@ -52,8 +52,8 @@ def build_model(
 ) -> Model:
     """Look every kernel up, layer by layer, plan weights and scratch, and return the model.
 
-    Nothing is found globally. A model that cannot be built is UsageError, and a finding of the boot; so is one that
-    shall read images: there is no vision tower.
+    There is no global state. A model that cannot be built is UsageError, and a finding of the boot; so is a model with
+    images, because there is no vision tower.
     """
     try:
         dims = model_dims(manifest)
@@ -81,7 +81,7 @@ def build_from_dims(
     weights: Mapping[str, Any] | WeightSource | None = None,
     max_rows: int = MAX_ROWS,
 ) -> Model:
-    """Build a model of any size; the dimensions are the caller's to check."""
+    """Build a model of any size; the caller checks the dimensions."""
     ctx = open_context(dims, kernels, weights, max_rows)
     try:
         with enough_memory(ctx.memory, f"{dims.name} with weights"), ctx.memory.active():
@@ -124,11 +124,11 @@ def maturity_on(arch: str) -> Maturity:
 
 
 def check_checkpoint(manifest: HasModelTable, kernels: Lookups, weights: object) -> None:
-    """Refuse a checkpoint of another model whose weights may have the same shapes; UsageError. A part of it will do.
+    """Refuse a checkpoint of another model, even with equal shapes; UsageError. A part of the model's own will do.
 
-    Doubts that its config.json leaves become findings of the boot.
+    Remaining doubts about its config.json become findings of the boot.
     """
-    checkpoint = getattr(weights, "checkpoint", None)  # a plan shall not import what reads checkpoints
+    checkpoint = getattr(weights, "checkpoint", None)  # a plan must not import the checkpoint reader
     config = getattr(checkpoint, "hf", None) or getattr(checkpoint, "config", None)
     if checkpoint is None or not isinstance(config, HfConfig | Mapping):
         return
@@ -143,7 +143,7 @@ def check_checkpoint(manifest: HasModelTable, kernels: Lookups, weights: object)
 
 
 def check_patterns(name: str, kernels: Lookups, weights: object) -> None:
-    """Refuse what should be requantised and is nowhere in the model: its weights stay as large as they were."""
+    """Refuse requantise patterns without a match in the model: the weights would keep their size."""
     if unmatched := getattr(weights, "unmatched", ()):
         why = f"no weight of {name} is named like {', '.join(unmatched)}: correct what shall be requantised"
         kernels.request_failed(f"weights of {name}", why)
@@ -151,7 +151,7 @@ def check_patterns(name: str, kernels: Lookups, weights: object) -> None:
 
 
 def check_modalities(name: str, modalities: Iterable[str]) -> None:
-    """Refuse what is not built; UsageError."""
+    """Refuse unsupported modalities; UsageError."""
     if others := sorted(set(modalities) - set(MODALITIES)):
         raise UsageError(
             f"{name} cannot be built for {', '.join(others)}: the vision tower is not built; give it text only"
@@ -162,7 +162,7 @@ def open_context(
     dims: ModelDims, kernels: Lookups, weights: Mapping[str, Any] | WeightSource | None, max_rows: int,
     shared: Memory | None = None,
 ) -> LayerContext:  # fmt: skip
-    """Return what layers are built with; UsageError for weights where there is nothing to compute on."""
+    """Return the context of layers; UsageError for weights without a device to compute on."""
     if not is_int(max_rows) or not 1 <= max_rows <= MOST_ROWS:
         raise UsageError(f"{dims.name}: max_rows is {max_rows!r}, expected 1 to {MOST_ROWS}")
     if weights is not None:
@@ -182,7 +182,7 @@ def build_lm_head(ctx: LayerContext, dims: ModelDims, embedding: Embedding) -> L
 
 
 def build_mtp(ctx: LayerContext, dims: ModelDims) -> MtpHead | None:
-    """Build the multi-token-prediction head of a model that has one."""
+    """Build the multi-token-prediction head, if the model has one."""
     if not dims.mtp_layers or dims.attention is None:
         return None
     return MtpHead(ctx.for_layer("mtp"), dims, dims.attention, build_ffn)
@@ -212,7 +212,7 @@ def build_ffn(ctx: LayerContext, dims: ModelDims, layer: str) -> FfnComponent:
 
 
 def check_requests(dims: ModelDims, kernels: Lookups, source: WeightSource) -> None:
-    """Refuse, once a model, what levers ask for and this model cannot do."""
+    """Refuse, once for each model, lever requests that this model cannot honour."""
     levers = kernels.levers
     if levers.flag("MUSTER_FP4_PROJ_DECODE"):
         stored = _attention_quant(dims, source)
@@ -228,7 +228,7 @@ def check_requests(dims: ModelDims, kernels: Lookups, source: WeightSource) -> N
 
 
 def _attention_quant(dims: ModelDims, source: WeightSource) -> str | None:
-    """Return how attention weights are stored: as found, else as the manifest says; None without attention."""
+    """Return the stored quantisation of attention weights, else the manifest's; None without attention."""
     if dims.attention is None:
         return None
     first = dims.layer_kinds.index("attn")

@@ -1,7 +1,7 @@
 """A model straight from a Hugging Face ``config.json``: tables as a manifest's, so that one builder serves both.
 
-The text model may be nested in ``text_config``. A ``vision_config`` is noted; its tower is not built. Nothing is
-guessed: a size that is missing, or an option that layers do not have, is refused by name.
+The text model may be nested in ``text_config``. A ``vision_config`` is noted; its tower is not built. A missing size,
+or an option that layers do not have, is refused by name, never guessed.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ _LAYERS_A_GROUP = 4
 
 @dataclass(frozen=True)
 class ConfigModel:
-    """What a builder reads: the ``[model]`` and ``[dflash]`` tables that a config amounts to."""
+    """The builder's input: the ``[model]`` and ``[dflash]`` tables derived from a config."""
 
     model: ModelTable
     dflash: Mapping[str, Any] = field(default_factory=dict)
@@ -43,9 +43,9 @@ class ConfigModel:
 
 
 def config_model(config: Mapping[str, Any], name: str, target: str | None = None) -> ConfigModel:
-    """Read a config's content; UsageError says, all at once, what is missing or not supported.
+    """Read a config's content; UsageError lists all missing or unsupported fields.
 
-    ``target`` is the model that a drafter drafts for: its config does not say.
+    ``target`` is the model of a drafter, which its config does not contain.
     """
     reader = _Reader(config, name)
     table = reader.table()
@@ -57,14 +57,14 @@ def config_model(config: Mapping[str, Any], name: str, target: str | None = None
     except ValidationError as error:
         why = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'model'}: {one['msg']}" for one in error.errors())
         raise UsageError(f"{name}: the config.json cannot be built from: {why}") from None
-    # A field is read from one of the places that have it: the others must agree (two tables of rope parameters).
+    # A field may stand in several places: they must agree (two tables of rope parameters).
     if found := joined(contradictions(model, config, dflash=dflash, known=None)):
         raise UsageError(f"{name}: the config.json cannot be built from, it contradicts itself or the layers: {found}")
     return ConfigModel(model, dflash, bool(config.get("vision_config")))
 
 
 def config_differences(manifest: ModelTable, found: ModelTable) -> tuple[str, ...]:
-    """Say where a manifest's dimensions and a config's are not the same; quantisation is the weights' to say."""
+    """Return the differences between a manifest's dimensions and a config's, except quantisation."""
     mine, other = _flat(manifest.model_dump()), _flat(found.model_dump())
     ignored = ("name", "hf_id", "match_names", "model_type", "quant", "context_length", "attention.weights")
     return tuple(
@@ -85,19 +85,19 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class _Reader:
-    """Reads one config, and collects what is wrong with it."""
+    """Reads one config, and collects its errors."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         self.hf, self.name = config_of(config), name
         self.problems: list[str] = []
 
     def at(self, path: str, default: Any = None) -> Any:
-        """Return the value of a manifest's key, under any name that configs have for it."""
+        """Return the value for a manifest's key, under any of its names in configs."""
         value = self.hf.get(*KEYS[path])
         return default if value is None else value
 
     def need(self, path: str) -> Any:
-        """Return the value of a manifest's key, which must be there."""
+        """Return the value for a manifest's key, which must exist."""
         value = self.at(path)
         if value is None:
             self.problems.append(f"{KEYS[path][0]} is missing")
@@ -158,7 +158,7 @@ class _Reader:
         return period([_KINDS.get(str(kind), "full") for kind in kinds]) or ["full"]
 
     def _quant(self) -> str:
-        """Return nvfp4 or bf16; a config that names a format and no weights counts by its format."""
+        """Return nvfp4 or bf16; a config with a format but without weights counts by its format."""
         try:
             quants = {group.quant for group in quantisation(self.hf).groups}
         except QuantProblem as problem:
@@ -199,7 +199,7 @@ class _Reader:
         return found
 
     def drafter(self, target: str | None) -> dict[str, Any]:
-        """Return the ``[dflash]`` table of a drafter's config, else nothing."""
+        """Return the ``[dflash]`` table of a drafter's config, else an empty one."""
         own = self.hf.get(DRAFTER)
         if not isinstance(own, Mapping):
             return {}

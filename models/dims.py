@@ -1,4 +1,4 @@
-"""Dimensions of a model, as layers take them, and what no kernel of these layers could serve."""
+"""Dimensions of a model for its layers, and their limits."""
 
 from typing import Literal
 
@@ -11,10 +11,10 @@ WeightQuant = Literal["nvfp4", "bf16"]
 Router = Literal["softmax", "sigmoid"]
 Activation = Literal["silu"]
 
-# One block routes a token: its shared arrays hold one FP32 score an expert beside the chosen ids and weights, and
-# one counter an expert while sorting. 1024 experts and 32 choices stay below the 48 KB that need no opt-in.
+# One block routes a token. Its shared arrays hold one FP32 score for each expert beside the chosen ids and weights, and
+# one counter for each expert while sorting. 1024 experts and 32 choices stay below the 48 KB limit without opt-in.
 MAX_EXPERTS, MAX_TOP_K = 1024, 32
-# Sizes that the attention kernels of every target are written for.
+# Sizes supported by the attention kernels of every target.
 HEAD_DIMS = (64, 128, 256)
 
 
@@ -37,7 +37,7 @@ class RopeDims:
     yarn: YarnDims | None = None
 
     def problems(self) -> list[str]:
-        """Say what no rotary kernel serves."""
+        """Return rotary options without a kernel."""
         found = []
         if self.rotary_dim < 2 or self.rotary_dim % 2:
             found.append(f"rope rotates {self.rotary_dim} dimensions, expected an even number of at least 2")
@@ -88,7 +88,7 @@ class GdnDims:
 
     @property
     def qkv_dim(self) -> int:
-        """Features of ``[q all heads | k all | v all]``, which the convolution reads."""
+        """Features of ``[q all heads | k all | v all]``, the input of the convolution."""
         return 2 * self.key_heads * self.key_dim + self.z_dim
 
     @property
@@ -129,7 +129,7 @@ class DrafterDims:
     target_layers: tuple[int, ...]
 
     def problems(self, vocab: int) -> list[str]:
-        """Say what makes no sense, all at once."""
+        """Return all invalid dimensions."""
         found = []
         if self.gamma < 1 or self.window < 1:
             found.append(f"dflash gamma {self.gamma} and window {self.window}: expected at least 1 each")
@@ -142,10 +142,10 @@ class DrafterDims:
 
 @frozen
 class ModelDims:
-    """Everything that layers are built from. ``quant`` is that of all projections but attention's own.
+    """The dimensions of all layers. ``quant`` is that of all projections except attention's.
 
-    ``mtp_layers`` counts the multi-token-prediction head's layers, ``mtp_quant`` is how its weights are stored.
-    ``context`` is the most tokens that a sequence may have read; None where nobody said.
+    ``mtp_layers`` counts the multi-token-prediction head's layers; ``mtp_quant`` is the stored format of its weights.
+    ``context`` is the largest number of tokens in a sequence; None if unknown.
     """
 
     name: str
@@ -173,7 +173,7 @@ class ModelDims:
         return self.moe is not None or self.ffn == "dense"
 
     def problems(self) -> list[str]:
-        """Say what no kernel of these layers could serve, all at once, before any launch."""
+        """Return all dimensions that no kernel of these layers supports, before any launch."""
         found = []
         if self.attention is not None and self.attention.head_dim not in HEAD_DIMS:
             found.append(f"head_dim is {self.attention.head_dim}, expected one of {', '.join(map(str, HEAD_DIMS))}")

@@ -41,7 +41,7 @@ class Drafter:
     maturity: Maturity = "partial"
 
     def forward(self, batch: Batch, state: ModelState) -> Any:
-        """Return the normalised rows ``(M, H)`` of blocks: the last token, and masks that stand for what follows."""
+        """Return the normalised rows ``(M, H)`` of blocks: the last token, and masks for the following ones."""
         own_rows = batch.by_row().on(self.memory)
         here = batch.on(self.memory)
         residual = self.embedding.forward(here.ids)
@@ -58,7 +58,7 @@ def build_drafter(
     target: Model | None = None,
     max_rows: int = MAX_ROWS,
 ) -> Drafter:
-    """Look every kernel up and return the drafter; beside a target it takes its embedding and its LM head.
+    """Look every kernel up and return the drafter; beside a target it uses its embedding and its LM head.
 
     A drafter that cannot be built is UsageError, and a finding of the boot.
     """
@@ -114,7 +114,7 @@ def _build(
 
 
 def check_target(dims: ModelDims, drafter: DrafterDims, target: ModelDims) -> None:
-    """Refuse a target that the drafter was not made for; UsageError names everything."""
+    """Refuse a target that does not match the drafter; UsageError lists all differences."""
     found = [] if target.name == drafter.target else [f"it drafts for {drafter.target}"]
     for name in ("hidden", "vocab"):
         mine, other = getattr(dims, name), getattr(target, name)

@@ -23,7 +23,7 @@ _DFLASH_KEYS = ("gamma", "window", "mask_token_id")
 
 
 class HasModelTable(Protocol):
-    """What a builder needs of a manifest. A drafter's builder also reads its ``dflash`` table."""
+    """A builder's view of a manifest. A drafter's builder also reads its ``dflash`` table."""
 
     @property
     def model(self) -> ModelTable:
@@ -31,9 +31,9 @@ class HasModelTable(Protocol):
 
 
 def table_line(manifest: HasModelTable, error: UsageError) -> str:
-    """Return ``file:line`` of the first key that an error is about, else that of the ``[model]`` table.
+    """Return ``file:line`` of the first key of an error, else that of the ``[model]`` table.
 
-    It is empty for what was made without a file.
+    It is empty for a manifest without a file.
     """
     where = getattr(manifest, "where", None)
     if not callable(where):
@@ -48,7 +48,7 @@ def table_line(manifest: HasModelTable, error: UsageError) -> str:
 
 
 def model_dims(manifest: HasModelTable) -> ModelDims:
-    """Read a manifest's dimensions; UsageError names everything that is missing or that no layer supports."""
+    """Read a manifest's dimensions; UsageError lists all missing or unsupported keys."""
     table = manifest.model
     problems = [f"{path} is missing" for path in table.missing_dimensions]
     problems += _unsupported(table)
@@ -90,7 +90,7 @@ def _dims(table: ModelTable, dflash: Mapping[str, Any]) -> ModelDims:
         mtp_quant=quant,
         is_tied=table.tie_word_embeddings,
         drafter=_drafter(table.name, dflash) if dflash else None,
-        # a drafter keeps a window of its target's context, which is the one that has an end
+        # a drafter keeps a window of its target's context, which has the limit
         context=None if dflash else table.context_length,
     )
 
@@ -119,7 +119,7 @@ def _moe(table: MoeTable) -> MoeDims:
 
 
 def _drafter(name: str, table: Mapping[str, Any]) -> DrafterDims:
-    """Read a ``[dflash]`` table; UsageError names everything that is missing or of another type."""
+    """Read a ``[dflash]`` table; UsageError lists all missing keys and wrong types."""
     problems = [
         f"dflash.{key} is {table.get(key)!r}, expected an integer"
         for key in _DFLASH_KEYS

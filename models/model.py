@@ -1,7 +1,7 @@
 """A built model, and its passes: prefill, decode, and the verify pass of speculation.
 
-Logits are BF16 ``(M, V)``. A verify pass whose projections all run on GEMV kernels (8 rows or fewer) gives the bits of
-decode, row by row, in logits and states; more rows may take tile GEMMs, which round the last bit differently.
+Logits are BF16 ``(M, V)``. A verify pass with GEMV kernels in all projections (8 rows or fewer) gives the bits of
+decode, row by row, in logits and states. More rows may use tile GEMMs, which round the last bit differently.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,9 +27,9 @@ from kernel_muster.registry.values import frozen
 
 @frozen
 class Pass:
-    """What one pass gave: the batch on the host, its rows after the last norm ``(M, H)``, and what drafters read.
+    """The result of one pass: the batch on the host, its rows after the last norm ``(M, H)``, and drafters' input.
 
-    ``features (M, F * H)`` are the outputs of the layers that were asked for, side by side.
+    ``features (M, F * H)`` are the outputs of the requested layers, side by side.
     """
 
     batch: Batch
@@ -56,11 +56,11 @@ class Model:
     weights: tuple[PlannedWeight, ...]
 
     def new_state(self, sizes: StateSizes) -> ModelState:
-        """Make room for sequences in the model's memory; it belongs to the caller."""
+        """Allocate state for sequences in the model's memory; the caller owns it."""
         return ModelState(self.dims, sizes, self.memory.zeros)
 
     def run(self, batch: Batch, state: ModelState, reads: Sequence[int] = ()) -> Pass:
-        """Run all layers over a batch, without logits. ``reads`` are layers whose output a drafter wants."""
+        """Run all layers over a batch, without logits. ``reads`` are the layers whose output a drafter needs."""
         if not set(reads) <= set(range(len(self.layers))):
             raise UsageError(f"{self.dims.name} has {len(self.layers)} layers, a drafter reads {list(reads)}")
         here = batch.on(self.memory)
@@ -69,7 +69,7 @@ class Model:
         pending = None
         for layer in self.layers:
             x = layer.enter(pending, residual)
-            features.take(layer.index - 1, residual)  # entering added what the layer before had left
+            features.take(layer.index - 1, residual)  # entering added the result of the previous layer
             memory = state.kv.get(layer.index) or state.recurrent[layer.index]
             pending = layer.finish(layer.mix(x, here, memory), residual, here)
         hidden = self.norm.forward(pending, residual)
@@ -83,10 +83,10 @@ class Model:
         prompts: Sequence[Sequence[int]],
         reads: Sequence[int] = (),
     ) -> Iterator[Pass]:
-        """Yield the passes that read prompts, of at most ``max_rows`` rows, with logits of the last rows ``(S, V)``.
+        """Yield the passes over prompts, of at most ``max_rows`` rows, with logits of the last rows ``(S, V)``.
 
-        A prompt that is longer goes through several passes. UsageError, before the first one, for an empty prompt or
-        one that leaves the model's context.
+        A longer prompt uses several passes. UsageError, before the first one, for an empty prompt or one beyond the
+        model's context.
         """
         check_prompts(state, sequences, prompts)
         for part in parts([len(prompt) for prompt in prompts], self.max_rows):
@@ -121,7 +121,7 @@ class Model:
     ) -> Pass:
         """Read each sequence's last token and its drafts, with logits of every row.
 
-        The caller then keeps some rows of each with ``state.roll_back``; until then nothing else may run.
+        The caller then keeps some rows of each with ``state.roll_back``; no other pass may run before that.
         """
         batch = state.batch(sequences, ids, "verify")
         state.await_choice(batch)
@@ -134,7 +134,7 @@ class Model:
 
 
 class _Features:
-    """The residual behind the layers that a drafter reads, side by side ``(M, F * H)``."""
+    """The residual after the layers that a drafter reads, side by side ``(M, F * H)``."""
 
     def __init__(self, residual: Any, reads: Sequence[int]) -> None:
         self._reads, self._width = tuple(reads), residual.shape[1]

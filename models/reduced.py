@@ -1,7 +1,7 @@
-"""A model of the same architecture at a size that any machine runs in a moment: every kind of layer, few of each.
+"""A model of the same architecture at a small size for any machine: every kind of layer, few of each.
 
-Sizes suit the kernels of every target: heads of 128, the smallest that prompts are attended with in tiles, states of
-128, rows that begin at multiples of 16 bytes.
+Sizes suit the kernels of every target: heads of 128, the smallest for prompt attention in tiles, states of 128, rows
+that begin at multiples of 16 bytes.
 """
 
 from dataclasses import replace

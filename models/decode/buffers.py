@@ -1,4 +1,4 @@
-"""What changes from step to step, in fixed arrays: a recorded step reads them, one small copy renews them."""
+"""The inputs that change in each step, in fixed arrays: a recorded step reads them, one small copy updates them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,13 +13,13 @@ from kernel_muster.registry.errors import UsageError
 
 _INTEGERS = ("positions", "kv_slots", "context_lens", "state_slots", "top_k")
 _FLOATS = ("temperature", "top_p", "uniform")
-# Arrays begin at multiples of 16 bytes, which kernels demand.
+# Kernels need arrays that begin at multiples of 16 bytes.
 _WORDS = 4
 _NOWHERE = -1
 
 
 class StepBuffers:
-    """Arrays for up to ``rows`` rows, of which a smaller step takes the first. Rows that are padding touch no state.
+    """Arrays for up to ``rows`` rows; a smaller step takes the first ones. Padding rows touch no state.
 
     ``ids i32 (rows,)`` is fed back: the last step's choice is the next step's input, and no host is asked.
     """
@@ -44,7 +44,7 @@ class StepBuffers:
         self.clear()
 
     def batch(self, rows: int) -> Batch:
-        """Return the views that a step of so many rows reads."""
+        """Return the views for a step of ``rows`` rows."""
         names = ("positions", "kv_slots", "context_lens", "state_slots")
         arrays = {name: self._arrays[name][:rows] for name in names}
         return Batch(
@@ -52,29 +52,29 @@ class StepBuffers:
         )
 
     def sampling(self, rows: int) -> dict[str, Any]:
-        """Return the views that the sampling kernel reads."""
+        """Return the views for the sampling kernel."""
         return {name: self._arrays[name][:rows] for name in ("temperature", "top_k", "top_p", "uniform")}
 
     def send_ids(self, ids: Sequence[int]) -> None:
-        """Say which tokens the next step reads."""
+        """Set the tokens that the next step reads."""
         words = self._ids_up.stage()
         words[: len(ids)] = ids
         self._ids_up.send(len(ids))
 
     def clear(self) -> None:
-        """Make every row padding: what runs next touches no sequence."""
+        """Make every row padding: the next pass touches no sequence."""
         self._pad(self._pack_up.stage())
         self._pack_up.send(self._words)
 
     def _pad(self, words: Any) -> None:
         words[:] = 0
         words[self._places["kv_slots"]] = words[self._places["state_slots"]] = _NOWHERE
-        words.view(np.float32)[self._places["top_p"]] = 1  # what the sampling kernel demands of any row
+        words.view(np.float32)[self._places["top_p"]] = 1  # the sampling kernel requires a valid value in every row
 
     def send(
         self, state: ModelState, sequences: Sequence[SequenceState], sampling: Sampling, uniform: Sequence[Any]
     ) -> None:
-        """Place the next token of each sequence, whose pages are reserved already."""
+        """Place the next token of each sequence; its pages are already reserved."""
         self._send_table(state, sequences)
         words = self._pack_up.stage()
         self._pad(words)
@@ -108,15 +108,15 @@ class StepBuffers:
 
     @property
     def pending(self) -> int:
-        """How many fetches nobody has taken."""
+        """The number of fetches in flight."""
         return len(self._ids_down)
 
     def begin_ids(self, rows: int) -> None:
-        """Enqueue the fetch of what a step has chosen."""
+        """Enqueue the fetch of a step's chosen tokens."""
         self._ids_down.begin(rows)
 
     def drop_ids(self) -> None:
-        """Forget the fetches that nobody has taken."""
+        """Drop all fetches in flight."""
         self._ids_down.drop()
 
     def finish_ids(self) -> list[int]:

@@ -10,10 +10,10 @@ from kernel_muster.registry.launch.tape import Tape
 
 
 class CapturedStep:
-    """A step of ``rows`` rows: layers, logits, and the choice, which goes where the next step reads it.
+    """A step of ``rows`` rows: layers, logits, and the choice, written to the input of the next step.
 
     Recording runs the step once on padding rows, which touch no state. ``hidden (rows, H)`` and ``logits (rows, V)``
-    hold the last step's until the next one.
+    hold the last step's values until the next one.
     """
 
     def __init__(self, model: Model, state: ModelState, buffers: StepBuffers, rows: int) -> None:

@@ -1,4 +1,4 @@
-"""What an MTP head does between verify passes, recorded: all steps of a proposal, and the commit of what was kept."""
+"""Recorded passes of an MTP head between verify passes: all steps of a proposal, and the commit of accepted rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ class DraftSteps:
         for step in self._steps:
             shapes.update({f"{name}{step}": (sequences,) for name in ("positions", "kv_slots", "context_lens")})
         self._inputs = FixedInputs(memory, shapes)
-        # A row of ids for each draft, padded so that every one begins where kernels may read it.
+        # A row of ids for each draft, padded to the alignment of kernels.
         width = -(-sequences // _WORDS) * _WORDS
         self._ids = memory.zeros((drafts, width), "i32")
         self._hidden = memory.zeros((sequences, model.dims.hidden), "bf16")
@@ -63,7 +63,7 @@ class DraftSteps:
             choose(step)
 
     def run(self, caches: Sequence[SequenceState], positions: Sequence[int], rows: Sequence[Any]) -> Any:
-        """Return drafts i32 ``(S, drafts)`` behind rows ``(1, H)`` that stand at these positions; caches stay."""
+        """Return drafts i32 ``(S, drafts)`` after rows ``(1, H)`` at these positions; caches do not grow."""
         if not len(caches) == len(positions) == len(rows) == self._sequences:
             counts = f"{len(caches)} caches, {len(positions)} positions and {len(rows)} rows"
             raise UsageError(f"{counts} for a proposal that is recorded for {self._sequences} sequences")
@@ -85,9 +85,9 @@ class DraftSteps:
 
 
 class CommitStep:
-    """Reads up to ``rows`` committed rows of each sequence into the head's cache, recorded once a shape.
+    """Reads up to ``rows`` committed rows of each sequence into the head's cache, recorded once for each shape.
 
-    A sequence with fewer rows begins with padding, which keeps nothing; its own rows are its last ones.
+    A sequence with fewer rows begins with padding, which leaves no state; its own rows come last.
     """
 
     def __init__(self, model: Model, state: ModelState, shape: tuple[int, int], pages: int) -> None:
@@ -114,14 +114,14 @@ class CommitStep:
                 embedded = model.embedding.forward(arrays["ids"])
                 batch = Batch("verify", cu_rows=self._cu_rows, state_slots=None, **arrays)
                 out = model.mtp.forward(embedded, hidden, batch, state.kv[0])
-                # The rows are read after other passes have run, which share what a pass only passes on.
+                # The rows are read after other passes have run, which share their temporary memory.
                 copy_rows(self._last, out[self._rows - 1 :: self._rows])
             self._replay = replay_of(memory, tape)
             let_go(memory, tape)
             memory.wait()
 
     def takes(self, caches: Sequence[SequenceState], counts: Sequence[int]) -> bool:
-        """Whether so many rows fit: padding must lie inside what a sequence has already."""
+        """Whether these rows fit: padding must lie inside a sequence's existing tokens."""
         fits = (0 < count <= self._rows <= cache.length + count for cache, count in zip(caches, counts, strict=True))
         return len(caches) == self._sequences and all(fits)
 

@@ -1,7 +1,7 @@
-"""The decode engine: several sequences, one replay a step.
+"""The decode engine: several sequences, one replay for each step.
 
-The hot path looks nothing up, compiles nothing, allocates nothing on the device and waits only for tokens: a step
-is enqueued before the host has seen the tokens of the one before.
+The hot path makes no lookups, no compilation and no device allocation, and waits only for tokens. A step is enqueued
+before the host has the tokens of the previous one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,10 +28,10 @@ _GREEDY = Sampling()
 
 
 class DecodeEngine:
-    """Runs a model's sequences; state, buffers and recorded steps are its own and go with :meth:`close`.
+    """Runs a model's sequences; it owns state, buffers and recorded steps, and frees them in :meth:`close`.
 
-    ``max_context`` bounds a sequence's tokens: recorded steps have so many pages a row. It must not be closed while
-    proposers that draft for it are still used.
+    ``max_context`` bounds a sequence's tokens: recorded steps have a fixed number of pages for each row. Close it only
+    after its last use by proposers.
     """
 
     def __init__(self, model: Model, sizes: StateSizes, max_context: int | None = None) -> None:
@@ -46,13 +46,13 @@ class DecodeEngine:
             self._buffers: StepBuffers | None = StepBuffers(model.memory, self._rows, self._pages)
         self._captured: dict[int, CapturedStep] = {}
         self._verifies: dict[tuple[tuple[int, int], tuple[int, ...]], VerifyStep] = {}
-        # The host gains nothing from a recording, and padding costs it; a model that reads prompts in a way of its own
-        # goes on doing so.
+        # The host gains nothing from a recording, and padding costs it. A model with another way to read prompts
+        # keeps it.
         is_eager = model.memory.is_host or type(model).prefill is not Model.prefill
         self._prefill: Callable[..., Iterator[Pass]] | None = (
             model.prefill if is_eager else Prefill(model, self.state, self._pages)
         )
-        self._fed: list[SequenceState] = []  # whose tokens the next step finds in the buffers
+        self._fed: list[SequenceState] = []  # the sequences whose tokens the next step finds in the buffers
 
     def __enter__(self) -> Self:
         return self
@@ -71,14 +71,14 @@ class DecodeEngine:
 
     @property
     def buffers(self) -> StepBuffers:
-        """The arrays that steps read; UsageError once closed."""
+        """The arrays of steps; UsageError once closed."""
         if self._buffers is None:
             raise UsageError("this decode engine is closed")
         return self._buffers
 
     @property
     def prefill(self) -> Callable[..., Iterator[Pass]]:
-        """Return what reads prompts as ``Model.prefill`` does, on a device from recordings; UsageError once closed."""
+        """Return a replacement of ``Model.prefill``, on a device from recordings; UsageError once closed."""
         if self._prefill is None:
             raise UsageError("this decode engine is closed")
         return self._prefill
@@ -97,7 +97,7 @@ class DecodeEngine:
             self.captured_step(count)
 
     def captured_step(self, sequences: int) -> CapturedStep:
-        """Return the step that serves so many sequences, recorded now if need be."""
+        """Return the step for this number of sequences, recorded now if necessary."""
         rows = padded_rows(sequences)
         if rows > self._rows:
             raise UsageError(f"{sequences} sequences: this engine has room for {self.sizes.sequences}")
@@ -111,10 +111,10 @@ class DecodeEngine:
         self, sequences: Sequence[SequenceState], ids: Sequence[int] | None = None, sampling: Sampling = _GREEDY,
         uniform: Sequence[Any] = (),
     ) -> CapturedStep:  # fmt: skip
-        """Enqueue one step and the fetch of its tokens: :meth:`tokens` returns them, of ``DEPTH`` steps at most.
+        """Enqueue one step and the fetch of its tokens for :meth:`tokens`, with at most ``DEPTH`` steps in flight.
 
-        Without ``ids`` each sequence goes on from its last choice, which is on the device already: then these must be
-        the sequences of the last step, in its order. UsageError otherwise, and nothing has happened.
+        Without ``ids`` each sequence continues from its last choice, already on the device: then these must be the
+        sequences of the last step, in its order. UsageError otherwise, without any effect.
         """
         self.state.check_open(sequences)
         if ids is not None and len(ids) != len(sequences):
@@ -142,13 +142,13 @@ class DecodeEngine:
         return step
 
     def tokens(self) -> list[int]:
-        """Wait for the oldest step whose tokens nobody has taken, and return them."""
+        """Wait for the oldest step in flight, and return its tokens."""
         return self.buffers.finish_ids()
 
     def decode(
         self, state: ModelState, sequences: Sequence[SequenceState], ids: Sequence[int], reads: Sequence[int] = ()
     ) -> Pass:
-        """Run one plain step as ``Model.decode`` does, from its graph; one whose layers a drafter reads is eager."""
+        """Run one plain step like ``Model.decode``, from its graph; without one if a drafter reads layers."""
         if state is not self.state:
             raise UsageError("steps run on the state that they are recorded for, this engine's own")
         if len(ids) != len(sequences):
@@ -177,7 +177,7 @@ class DecodeEngine:
             raise UsageError("steps run on the state that they are recorded for, this engine's own")
         if len(ids) != len(sequences):
             raise UsageError(f"rows of {len(ids)} sequences for {len(sequences)} of them: expected as many")
-        self._fed = []  # the caller chooses which rows stay, and so which token is next
+        self._fed = []  # the caller chooses the kept rows, and so the next token
         counts = {len(row) for row in ids}
         if len(counts) != 1 or not self.model.records_verify(len(ids) * max(counts), len(ids)):
             return self.model.verify(state, sequences, ids, reads)
@@ -193,7 +193,7 @@ class DecodeEngine:
 
     @property
     def longest(self) -> int:
-        """The tokens of one sequence that recorded steps have pages for: ``max_context``, rounded up to pages."""
+        """The tokens of one sequence with pages in recorded steps: ``max_context``, rounded up to pages."""
         return self._pages * self.sizes.page_size
 
     def _check_pages(self, sequences: Sequence[SequenceState], rows: Sequence[int]) -> None:
@@ -207,9 +207,9 @@ class DecodeEngine:
         self, prompts: Sequence[Sequence[int]], new_tokens: int, sampling: Sampling = _GREEDY, *,
         keep_logits: bool = False, proposer: Proposer | None = None, gate: Gate | None = None,
     ) -> Generated:  # fmt: skip
-        """Return ``new_tokens`` tokens behind each prompt; with a proposer, drafted and verified, greedy only.
+        """Return ``new_tokens`` tokens for each prompt; with a proposer, drafted and verified, greedy only.
 
-        What does not fit is refused before anything runs. Tokens of steps that nobody has taken are dropped.
+        A run without room is refused before it begins. Tokens still in flight are dropped.
         """
         check_run(self.state, prompts, new_tokens, self.longest)
         self.buffers.drop_ids()

@@ -1,4 +1,4 @@
-"""The byte floor of a decode step: what it must read, whatever the kernels are."""
+"""The byte floor of a decode step: its necessary reads, for any kernels."""
 
 from kernel_muster.models.dims import ModelDims, MoeDims
 from kernel_muster.models.model import Model
@@ -9,7 +9,7 @@ _F32, _BF16 = 4, 2
 
 @frozen
 class StepBytes:
-    """Bytes that one step of some sequences reads: weights once, the experts it routes to, states, keys and values."""
+    """Bytes read by one step of some sequences: weights once, the routed experts, states, keys and values."""
 
     weights: int
     experts: int
@@ -23,10 +23,10 @@ class StepBytes:
 
 
 def step_bytes(model: Model, sequences: int, context: int) -> StepBytes:
-    """Return the floor for sequences that each have ``context`` tokens.
+    """Return the floor for sequences with ``context`` tokens each.
 
-    Every weight counts once, as its format stores it and not as a layout pads it; of the experts as many as rows that
-    choose at random reach. Norms, activations and what is written are left out: the floor is never too high.
+    Every weight counts once, in its stored format without padding. Experts count by the expected reach of random
+    routing. Norms, activations and writes are omitted: the floor is never too high.
     """
     weights = experts = 0
     for weight in model.weights:
@@ -42,7 +42,7 @@ def step_bytes(model: Model, sequences: int, context: int) -> StepBytes:
 
 
 def reached_share(moe: MoeDims, rows: int) -> float:
-    """Return the share of all experts that some of the rows choose, if each chooses at random."""
+    """Return the share of experts reached by these rows, if each chooses at random."""
     return 1 - (1 - moe.top_k / moe.experts) ** rows
 
 

@@ -1,7 +1,7 @@
 """Greedy decode of several sequences, plain or with a proposer: the same tokens either way.
 
-The target chooses every token: a draft only says where to look ahead. Where a verify pass rounds logits differently
-from decode (tile GEMMs, above 8 rows), two logits that are equal up to that rounding may change places, and only those.
+The target chooses every token; drafts only select the positions to compute ahead. A verify pass may round logits
+differently from decode (tile GEMMs, above 8 rows). Then two logits that are equal up to that rounding may swap.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ from kernel_muster.registry.values import frozen
 
 @frozen
 class Gate:
-    """When to stop drafting: what a verify step costs in plain steps (None: nobody measured it, so draft)."""
+    """The decision to stop drafting: the cost of a verify step in plain steps (None: unknown, so draft)."""
 
     cost_ratio: float | None = None
     is_forced: bool = False
@@ -31,7 +31,7 @@ class Gate:
 
     @classmethod
     def of(cls, levers: Levers, arch: Arch | str | None, cost_ratio: float | None) -> "Gate":
-        """Return the gate of a boot, which MUSTER_MTP_GATE_FORCE passes; ``arch`` is its target's."""
+        """Return the gate of a boot; MUSTER_MTP_GATE_FORCE opens it. ``arch`` is its target's."""
         return cls(cost_ratio, levers.flag("MUSTER_MTP_GATE_FORCE"), str(arch or CPU))
 
     def passes(self, steps: int, accepted: int) -> bool:
@@ -42,11 +42,11 @@ class Gate:
 
 @dataclass
 class Generated:
-    """New tokens of each prompt with the logits ``(V,)`` on the host that chose them, and what the steps were.
+    """New tokens of each prompt with their logits ``(V,)`` on the host, and the steps.
 
-    ``verify_steps`` counts sequences times verify passes; a run in which it is small says nothing about speculation.
-    ``step_s`` are the seconds of each step behind the prompts, all sequences together, ``verify_s`` those of verify
-    steps with their drafting, ``draft_s`` the drafting alone.
+    ``verify_steps`` counts sequences times verify passes; a small number gives no information about speculation.
+    ``step_s`` are the seconds of each step after the prompts, all sequences together, ``verify_s`` those of verify
+    steps with drafting, ``draft_s`` drafting alone.
     """
 
     tokens: list[list[int]]
@@ -64,7 +64,7 @@ class Generated:
 def check_run(
     state: ModelState, prompts: Sequence[Sequence[int]], new_tokens: int, longest: int | None = None
 ) -> None:  # fmt: skip
-    """UsageError for a run that cannot end: all of it is known before the first pass. The last token is not read."""
+    """UsageError for a run that cannot end, known before the first pass. The last token is not read."""
     if not is_int(new_tokens) or new_tokens < 1:
         raise UsageError(f"{new_tokens} new tokens: expected at least 1")
     if not len(prompts):
@@ -80,7 +80,7 @@ def check_run(
 
 @dataclass
 class _Live:
-    """A sequence that still grows: where it is, which prompt it continues, and its token that nothing has read yet."""
+    """A growing sequence: its place, its prompt, and its last token, which is not yet read."""
 
     sequence: SequenceState
     prompt: int
@@ -90,11 +90,11 @@ class _Live:
 
 @dataclass
 class GreedyDecoder:
-    """Runs prompts to their end. The state is the caller's; a proposer's state is its own.
+    """Runs prompts to their end. The caller owns the state; a proposer has its own.
 
-    ``decode``, ``verify`` and ``prefill`` run passes in the model's place: the same ones, recorded, for up to
-    ``longest`` tokens of a sequence. Logits are kept on demand only: on a device each row is a copy to the host.
-    Where drafts would not fit a step is plain.
+    ``decode``, ``verify`` and ``prefill`` replace the model's passes by recorded ones, for up to ``longest`` tokens of
+    a sequence. Logits are kept on demand only: on a device each row is a copy to the host. Without room for drafts a
+    step is plain.
     """
 
     model: Model
@@ -163,7 +163,7 @@ class GreedyDecoder:
             growing = self._growing(growing, found, new_tokens)
 
     def _drafts(self, growing: Sequence[_Live], found: Generated, new_tokens: int) -> bool:
-        """Whether the next step drafts: it pays, and its rows leave every sequence the room that plain decode needs."""
+        """Whether the next step drafts: it pays, and its rows leave every sequence the room for plain decode."""
         if self.proposer is None or not self.gate.passes(found.verify_steps, found.accepted):
             return False
         sequences = [one.sequence for one in growing]
@@ -175,7 +175,7 @@ class GreedyDecoder:
         return self.state.has_pages(sequences, list(map(max, ahead, ends)))
 
     def _kept(self, logits: Any) -> list[Any]:
-        """Return rows of logits on the host, or nothing."""
+        """Return rows of logits on the host, or none."""
         return list(self.model.memory.get(logits)) if self.keep_logits else [None] * len(logits)
 
     @property
@@ -183,7 +183,7 @@ class GreedyDecoder:
         return () if self.proposer is None else self.proposer.reads
 
     def _growing(self, live: Sequence[_Live], found: Generated, new_tokens: int) -> list[_Live]:
-        """Close sequences that are long enough, and return the others."""
+        """Close finished sequences, and return the others."""
         rest = []
         for one in live:
             if len(found.tokens[one.prompt]) < new_tokens:
@@ -216,7 +216,7 @@ class GreedyDecoder:
         self._after_plain(growing, done, found)
 
     def _speculate(self, growing: Sequence[_Live], found: Generated, new_tokens: int) -> None:
-        """Draft, verify all drafts in one pass, and keep those that the target would have chosen."""
+        """Draft, verify all drafts in one pass, and keep those that equal the target's choice."""
         assert self.proposer is not None  # noqa: S101  (the caller has just looked)
         sequences = [one.sequence for one in growing]
         start = perf_counter()
@@ -265,7 +265,7 @@ class GreedyDecoder:
     def _after_accept(
         self, growing: Sequence[_Live], done: Pass, kept: Sequence[int], starts: Sequence[int], choices: Any
     ) -> None:
-        """Give the proposer the rows of a verify pass that were kept: the accepted drafts, and the token before."""
+        """Give the proposer the kept rows of a verify pass: the accepted drafts, and the token before."""
         rows = [int(first) + at for first, count in zip(done.batch.cu_rows, kept, strict=False) for at in range(count)]
         next_ids = [token for row, count in zip(choices.tolist(), kept, strict=True) for token in row[:count]]
         self._commit(growing, kept, starts, done, rows, next_ids, False)

@@ -13,7 +13,7 @@ from kernel_muster.models.model import Model, Pass
 
 
 class Engine(Protocol):
-    """The parts of the decode engine that a run drives."""
+    """The parts of the decode engine for a run."""
 
     model: Model
 
@@ -42,18 +42,18 @@ class Engine(Protocol):
         """Enqueue one step."""
 
     def tokens(self) -> list[int]:
-        """Return the tokens of the oldest step that was enqueued."""
+        """Return the tokens of the oldest step in flight."""
 
 
 class PlainRun:
-    """One plain run of prompts: prefill, then replays, one step ahead of the tokens that the host has seen."""
+    """One run of prompts without drafts: prefill, then replays, one step ahead of the tokens on the host."""
 
     def __init__(self, engine: Engine, sampling: Sampling, keep_logits: bool) -> None:
         self._engine, self._sampling, self._keeps = engine, sampling, keep_logits
         self._memory = engine.model.memory
 
     def run(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generated:
-        """Return the tokens; sequences are closed whatever happens."""
+        """Return the tokens; sequences are closed in any case."""
         found = Generated([[] for _ in prompts], [[] for _ in prompts])
         random = [self._sampling.stream(index) for index in range(len(prompts))]
         state = self._engine.state
@@ -66,7 +66,7 @@ class PlainRun:
             if new_tokens > 1:
                 self._steps(live, random, found, new_tokens - 1)
         except BaseException:
-            self._engine.buffers.drop_ids()  # nobody takes the last step's any more
+            self._engine.buffers.drop_ids()  # the last step's tokens are not needed
             raise
         finally:
             for one in live:
@@ -94,7 +94,7 @@ class PlainRun:
     def _chosen(
         self, logits: Any, prompts: Sequence[int], rows: Sequence[int], random: list[UniformStream]
     ) -> list[int]:
-        """Choose a token behind each prompt that is complete; rows that are not complete take no random number."""
+        """Choose a token after each complete prompt; incomplete rows consume no random number."""
         if self._sampling.is_greedy:
             ids = self._engine.model.greedy(logits)
             return [ids[row] for row in rows]
@@ -129,7 +129,7 @@ class PlainRun:
         found.plain_steps += steps * len(live)
 
     def _take(self, found: Generated, last: float) -> float:
-        """Take the tokens of the oldest step; return when."""
+        """Receive the tokens of the oldest step; return the time."""
         for row, token in zip(found.tokens, self._engine.tokens(), strict=True):
             row.append(token)
         now = perf_counter()

@@ -11,13 +11,13 @@ from kernel_muster.models.model import Model, Pass, check_prompts, parts
 from kernel_muster.models.policy.rows import padded_rows
 from kernel_muster.registry.errors import UsageError
 
-#: Rows that a pass is recorded for; a pass has at most the last.
+#: Row counts of recorded passes; a pass has at most the last.
 CAPTURED_ROWS = (16, 32, 64, 128, 256, 512, 1024)
 _NOWHERE = -1
 
 
 class PrefillStep:
-    """One recorded shape. Rows behind the prompts' belong to sequences that keep nothing, as many as pages ask for."""
+    """One recorded shape. Rows after the prompts' belong to padding sequences, as many as the pages allow."""
 
     def __init__(
         self, model: Model, state: ModelState, shape: tuple[int, int], pages: int, reads: Sequence[int]
@@ -45,7 +45,7 @@ class PrefillStep:
             memory.wait()
 
     def run(self, batch: Batch) -> Pass:
-        """Enqueue the pass, with logits of each sequence's last row; arrays hold until the next one of this shape."""
+        """Enqueue the pass, with logits of each sequence's last row; arrays stay valid until this shape's next pass."""
         rows, sequences = batch.rows, batch.sequences
         values = self._padding(batch.counts)
         for name in ("ids", "positions", "kv_slots"):
@@ -87,7 +87,7 @@ class Prefill:
         self, state: ModelState, sequences: Sequence[SequenceState], prompts: Sequence[Sequence[int]],
         reads: Sequence[int] = (),
     ) -> Iterator[Pass]:  # fmt: skip
-        """Yield the passes; UsageError for an empty prompt, or a context beyond the model's or what is recorded."""
+        """Yield the passes; UsageError for an empty prompt, or a context beyond the model's or the recorded one."""
         if state is not self._state:
             raise UsageError("prompts are read into the state that their passes are recorded for")
         check_prompts(state, sequences, prompts)

@@ -13,7 +13,7 @@ _METHODS = ("open", "close", "commit", "propose")
 
 @frozen
 class Committed:
-    """Rows that are part of their sequences now, in order, M of them in all.
+    """Rows that now belong to their sequences, in order, M in all.
 
     ``counts`` divides them among the sequences, ``starts`` is the position of each one's first row. ``hidden (M, H)``
     and ``features (M, F * H)`` BF16 are the target's rows; ``next_ids`` is the token that follows each row.
@@ -37,7 +37,7 @@ class Proposer(Protocol):
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The layers of the target whose output it wants."""
+        """The layers of the target whose output it needs."""
 
     def open(self, sequence: SequenceState) -> None:
         """Begin a state for a sequence of the target."""
@@ -49,7 +49,7 @@ class Proposer(Protocol):
         """Take committed rows into the sequences' states."""
 
     def propose(self, sequences: Sequence[SequenceState], last_ids: Sequence[int]) -> Any:
-        """Return drafts i32 ``(S, drafts)`` that follow each sequence's last token, which the target has not read."""
+        """Return drafts i32 ``(S, drafts)`` after each sequence's last token, which the target has not read."""
 
 
 def check_proposer(proposer: Proposer) -> None:
@@ -66,7 +66,7 @@ def check_proposer(proposer: Proposer) -> None:
 
 
 def checked_drafts(proposer: Proposer, drafts: object, sequences: int, vocab: int) -> Any:
-    """Return drafts i32 ``(S, drafts)`` of a proposal; UsageError for anything else that ``propose`` returned."""
+    """Return drafts i32 ``(S, drafts)`` of a proposal; UsageError for any other result of ``propose``."""
     name, shape = type(proposer).__name__, (sequences, proposer.drafts)
     wanted = f"expected a NumPy array of integers {shape}: a row for each sequence, a token for each draft"
     if not isinstance(drafts, np.ndarray):

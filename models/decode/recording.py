@@ -1,4 +1,4 @@
-"""What recorded passes share: fixed i32 arrays renewed by one copy, and a tape that becomes one replay."""
+"""Shared by recorded passes: fixed i32 arrays updated by one copy, and a tape that becomes one replay."""
 
 from collections.abc import Mapping
 from math import prod
@@ -8,12 +8,12 @@ from kernel_muster.models.decode.transfer import upload_to
 from kernel_muster.models.memory.memory import DeviceMemory, Memory
 from kernel_muster.registry.launch.tape import Tape
 
-# Arrays begin at multiples of 16 bytes, which kernels demand.
+# Kernels need arrays that begin at multiples of 16 bytes.
 _WORDS = 4
 
 
 class FixedInputs:
-    """Arrays of given shapes side by side in one; what is sent is zero where nobody fills it."""
+    """Arrays of given shapes in one block; unfilled parts are sent as zeros."""
 
     def __init__(self, memory: Memory, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._shapes, self._places = dict(shapes), dict[str, slice]()
@@ -35,9 +35,9 @@ class FixedInputs:
 
 
 def new_tape(memory: Memory, follows: Tape | None = None) -> Tape:
-    """Return a tape for a pass that writes no weight: on a device each kernel may begin early behind another.
+    """Return a tape for a pass that writes no weight: on a device each kernel may begin early after another (PDL).
 
-    What launches own does not lie where passes share memory: other passes write there, between two runs of this one.
+    Memory of launches lies apart from the memory shared by passes, which other passes overwrite between two runs.
     """
     return Tape(
         overlap=not memory.is_host,
@@ -56,7 +56,7 @@ class Replay(Protocol):
 
 
 class _TapeReplay:
-    """The launches themselves, one by one: what the host does."""
+    """The launches themselves, one by one, on the host."""
 
     def __init__(self, *tapes: Tape) -> None:
         self._tapes = tapes
@@ -67,7 +67,7 @@ class _TapeReplay:
 
 
 class GraphReplay:
-    """The launches as one CUDA graph; tapes keep what their launches own."""
+    """The launches as one CUDA graph; tapes keep the memory of their launches."""
 
     def __init__(self, memory: DeviceMemory, *tapes: Tape) -> None:
         self._stream, self._tapes = memory.stream, tapes
@@ -86,7 +86,7 @@ class GraphReplay:
 
 
 def let_go(memory: Memory, *tapes: Tape) -> None:
-    """Let the arrays of tapes go that a graph holds now: other recorded passes may use them again."""
+    """Release the arrays of tapes, now held by a graph: other recorded passes may reuse them."""
     for tape in () if memory.is_host else tapes:
         tape.release()
 

@@ -1,4 +1,4 @@
-"""How tokens are chosen, and the random numbers that decide."""
+"""The choice of tokens, and its random numbers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +43,7 @@ class Sampling:
         return self.temperature == 0
 
     def stream(self, prompt: int) -> "UniformStream":
-        """Return the random numbers of one prompt, which do not depend on its neighbours."""
+        """Return the random numbers of one prompt, independent of its neighbours."""
         return UniformStream(self.seed, prompt)
 
 

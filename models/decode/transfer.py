@@ -1,7 +1,7 @@
 """Small copies between the host and a model's memory that neither allocate nor wait: rings of pinned buffers.
 
-On the host a transfer is a plain copy. A slot of a ring is used again once the copy that read or filled it has run.
-What comes back is written by a kernel: behind a graph a copy engine takes 7 us longer to begin (H200).
+On the host a transfer is a plain copy. A slot of a ring is reused after the copy from or to it has run. A kernel writes
+the results to the host: behind a graph a copy engine takes 7 us longer to begin (H200).
 """
 
 from collections import deque
@@ -10,22 +10,22 @@ from typing import Any, Protocol
 import numpy as np
 from kernel_muster.models.memory.memory import DeviceMemory, Memory
 
-#: Copies in flight: one that runs, one that is enqueued, one that the host fills.
+#: Copies in flight: one running, one enqueued, one being filled by the host.
 DEPTH = 3
 
 
 class Upload(Protocol):
-    """Sends i32 words to one array: fill what :meth:`stage` returns, then :meth:`send` it."""
+    """Sends i32 words to one array: fill the array of :meth:`stage`, then call :meth:`send`."""
 
     def stage(self) -> Any:
-        """Return a host array to fill; it holds what was sent some calls ago."""
+        """Return a host array to fill; it holds the data of an earlier call."""
 
     def send(self, words: int) -> None:
         """Enqueue the copy of the first words."""
 
 
 class Download(Protocol):
-    """Fetches i32 words of one array in the order in which copies were enqueued."""
+    """Fetches i32 words of one array in the order of enqueued copies."""
 
     def begin(self, words: int) -> None:
         """Enqueue the copy of the first words."""
@@ -34,10 +34,10 @@ class Download(Protocol):
         """Wait for the oldest copy and return it; valid until ``DEPTH`` more were begun."""
 
     def drop(self) -> None:
-        """Forget the copies that nobody has taken."""
+        """Drop all copies in flight."""
 
     def __len__(self) -> int:
-        """Return how many copies nobody has taken."""
+        """Return the number of copies in flight."""
 
 
 class _HostUpload:
@@ -99,7 +99,7 @@ class _Ring:
             return cupy.ndarray((words,), np.int32, cupy.cuda.MemoryPointer(memory, 0))
 
     def mark(self, slot: int) -> None:
-        """Put the slot's event behind what was enqueued."""
+        """Put the slot's event after all enqueued work."""
         self.events[slot].record(self._memory.stream)
 
 
@@ -148,17 +148,17 @@ class _DeviceDownload:
         return self._ring.arrays[slot][:words]
 
     def drop(self) -> None:
-        self._begun.clear()  # a copy that still runs is waited for where its slot is used again
+        self._begun.clear()  # a running copy is awaited when its slot is used again
 
     def __len__(self) -> int:
         return len(self._begun)
 
 
 def upload_to(memory: Memory, into: Any) -> Upload:
-    """Return what sends words to a contiguous i32 array of a memory."""
+    """Return an upload to a contiguous i32 array of a memory."""
     return _DeviceUpload(memory, into) if isinstance(memory, DeviceMemory) else _HostUpload(into)
 
 
 def download_from(memory: Memory, source: Any) -> Download:
-    """Return what fetches words of a contiguous i32 array of a memory."""
+    """Return a download from a contiguous i32 array of a memory."""
     return _DeviceDownload(memory, source) if isinstance(memory, DeviceMemory) else _HostDownload(source)

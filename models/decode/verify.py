@@ -13,7 +13,7 @@ _NOWHERE = -1
 
 
 def _widened(table: Any, pages: int) -> Any:
-    """Return a block table with more columns, which no context reaches."""
+    """Return a block table with more columns, beyond every context."""
     wide = np.zeros((table.shape[0], pages), np.int32)
     wide[:, : table.shape[1]] = table
     return wide
@@ -35,7 +35,7 @@ class VerifyStep:
         })  # fmt: skip
         self._cu_rows = memory.put(np.arange(0, count + 1, rows, dtype=np.int32))  # a graph reads it: it must stay
         with memory.recording():
-            # Padding: rows of one page that keep nothing.
+            # Padding: rows of one page without kept state.
             self._inputs.send({"kv_slots": _NOWHERE, "state_slots": _NOWHERE, "context_lens": rows})
             with new_tape(memory) as tape:
                 batch = Batch("verify", cu_rows=self._cu_rows, **self._inputs.arrays)
@@ -49,7 +49,7 @@ class VerifyStep:
         self._snapshots = [(pool, pool.rows) for pool in state.recurrent.values()]
 
     def run(self, batch: Batch) -> Pass:
-        """Enqueue the pass; its arrays hold until the next one of this shape."""
+        """Enqueue the pass; its arrays are valid until the next one of this shape."""
         names = ("ids", "positions", "kv_slots", "context_lens", "state_slots")
         table = _widened(batch.block_table, self._pages)
         self._inputs.send({"block_table": table, **{name: getattr(batch, name) for name in names}})

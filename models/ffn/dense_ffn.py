@@ -23,7 +23,7 @@ from kernel_muster.models.policy.gemv import WIDEST_TIER, row_tiles
 from kernel_muster.models.policy.phase import PHASES, Phase
 
 _NVFP4, _BF16 = "FFN weights are NVFP4", "FFN weights are BF16"
-# How each arm cuts the rows (0: not at all), and what serves a tile.
+# The tiles of each arm (0: none), and the kernel of a tile.
 _ARMS: dict[FfnArm, tuple[int, How]] = {
     "single": (1, "exact"),
     "k2": (2, "exact"),
@@ -37,7 +37,7 @@ _ARMS: dict[FfnArm, tuple[int, How]] = {
 class DenseFfn:
     """``down(silu(gate x) * up x)`` for BF16 rows ``(M, H)``; weights NVFP4, or BF16 in an unquantised model.
 
-    ``fewest_rows`` is the least M of a pass: above 16 no GEMV is looked up, unless MUSTER_FFN_ARM asks for one.
+    ``fewest_rows`` is the least M of a pass: above 16 no GEMV is looked up, unless MUSTER_FFN_ARM requests one.
     ``phases`` are those of its passes.
     """
 
@@ -95,7 +95,7 @@ class DenseFfn:
         return dense_arm(rows, phase, self.can_forward_km(rows), has_batched)
 
     def forward(self, x: Any, phase: Phase, arm: FfnArm | None = None) -> Any:
-        """Return the FFN of x through an arm; every arm serves every number of rows, in tiles of its own size."""
+        """Return the FFN of x through an arm; every arm serves every number of rows, in its own tiles."""
         rows = x.shape[0]
         chosen = self.arm(rows, phase) if arm is None else dense_alias(arm)
         widest, how = _ARMS[chosen]

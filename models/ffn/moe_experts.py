@@ -3,8 +3,8 @@
 Two paths give the same: pairwise (token by token, each reads its own experts) and grouped (slots sorted by expert, so
 that each routed expert is read once). Slot ``m * T + t`` is choice t of token m; S = M * T.
 
-A layer may own a range of the experts, as one of several ranks does. Its ids are then counted from the first one on, -1
-for the others', and what it computes is its part of each token's sum.
+A layer may own a range of the experts, as one of several ranks. Its ids count from the first one on, with -1 for
+experts of others, and its result is its part of each token's sum.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,12 +28,12 @@ _PAIR, _GROUP, _LOCAL = "experts.pairwise", "experts.grouped", "experts.local"
 _DECODE, _GROUPED, _FUSED = "pairwise experts", "grouped experts", "experts of a step"
 #: Tokens a pairwise tile, or a way to read each expert once.
 Form = Literal[1, 2, 3, "grouped", "atomic"]
-#: Brings results ``y (S, H)`` of ``slots (S,)`` back to tokens, with weights ``(M, T)``, and adds what else there is.
+#: Returns results ``y (S, H)`` of ``slots (S,)`` to tokens, with weights ``(M, T)``, and adds further terms.
 Combine = Callable[[Any, Any, Any], None]
 
 
 def owned_range(moe: MoeDims, owned: range | None) -> range:
-    """Return the experts that a layer owns, all of them by default; UsageError for what is no part of them."""
+    """Return the experts that a layer owns, all by default; UsageError for an invalid range."""
     whole = range(moe.experts)
     if owned is None:
         return whole
@@ -45,7 +45,7 @@ def owned_range(moe: MoeDims, owned: range | None) -> range:
 class Experts:
     """Handles and weights of both paths, for the experts that the layer owns.
 
-    ``step`` are the kernels in pairs, and those of a step that read the weights too, but are launched elsewhere.
+    ``step`` are the pairwise kernels, and the step kernels that read the weights too but are launched elsewhere.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The MoE FFN: router, routed experts, and a shared expert that every token passes."""
+"""The MoE FFN: router, routed experts, and a shared expert for every token."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -29,9 +29,9 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.launch.tape import on_side_stream
 
 _USER = "moe"
-# Arms that pass router, experts and shared expert tile by tile; the others route and share over all rows at once.
+# Arms that run router, experts and shared expert tile by tile; the others route and share over all rows at once.
 _WHOLE_TILES: dict[FfnArm, int] = {"single": 1, "k2": 2, "k3": 3}
-# Arms whose rows are two launches where kernels are there, and the rows few.
+# Arms with two launches for a step's rows, if the kernels exist and the rows are few.
 _FUSED_ARMS: tuple[FfnArm, ...] = (*_WHOLE_TILES, "batched")
 _FORMS: dict[FfnArm, Form] = {"single": 1, "k2": 2, "k3": 3, "token_major": 1, "batched": 3, "atomic_c4": "atomic"}
 
@@ -76,7 +76,7 @@ class SharedExpert:
 
             try:
                 yield combine if self._combine else None
-            finally:  # what comes after a failure may use the same buffers
+            finally:  # later work may use the same buffers after a failure
                 side.join()
             if not is_added:
                 looked_up(self._gate_add, "the shared expert")(**added)
@@ -85,9 +85,9 @@ class SharedExpert:
 class MoeFfn:
     """BF16 rows ``(M, H)`` through top_k of E experts, weighted, plus the shared expert.
 
-    With ``owned``, a range of the experts, it returns its part of the sum, rounded to BF16: the parts of ranges that
-    together are all experts add up to the whole. The shared expert is added by whoever owns the first expert. Every
-    part routes over all experts, so that all of them choose alike.
+    With ``owned``, a range of the experts, it returns its part of the sum, rounded to BF16. The parts of all ranges add
+    up to the whole. The owner of the first expert adds the shared expert. Every part routes over all experts, so all
+    make the same choice.
     """
 
     is_none = False
@@ -141,7 +141,7 @@ class MoeFfn:
         return self._forced or moe_arm(rows, phase, self.moe_grouped_decode_ok(rows), self._fused_rows)
 
     def forward(self, x: Any, phase: Phase, arm: FfnArm | None = None) -> Any:
-        """Return the FFN of x through an arm; UsageError for an arm that experts do not have."""
+        """Return the FFN of x through an arm; UsageError for an arm that experts lack."""
         chosen = self.arm(x.shape[0], phase) if arm is None else arm
         if chosen not in self.arms:
             raise UsageError(f"an MoE FFN has no arm {chosen!r} here; it has {', '.join(self.arms)}")

@@ -1,4 +1,4 @@
-"""Which kernels of experts a layer asks for: those of its arms, and behind a launch of several steps its parts."""
+"""Lookups of expert kernels: those of a layer's arms, and after a fused kernel its parts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,17 +21,17 @@ _PAIRS: Mapping[int, tuple[Key, Key]] = {
 }
 _GATE_ADD, _COMBINE = ("moe_shared", "moe_shared_gate_add"), ("moe_shared", "moe_unpermute_shared_add")
 _UNPERMUTE = ("moe", "moe_unpermute_reduce_indexed")
-#: The tiles of arms that a step's two launches never serve, or not above a few rows.
+#: The tiles of arms that a step's two launches never serve, or only up to a few rows.
 _FORCED_TILES: Mapping[FfnArm, tuple[int, ...]] = {"token_major": (2,), "batched": (2, 3)}
 
 Pair = tuple[AnyHandle, AnyHandle]
 
 
 class StepKernels:
-    """The two launches of a step's experts, experts in pairs, and what ends each path; None: not asked for.
+    """The two launches of a step's experts, pairwise experts, and the last kernel of each path; None: not looked up.
 
     ``pairs`` are kernels of gate and up, and of down, by the tokens of a tile. ``has_shared``: the layer adds a shared
-    expert. ``is_grouped``: every step is grouped. ``forced``: the one arm that MUSTER_FFN_ARM leaves.
+    expert. ``is_grouped``: every step is grouped. ``forced``: the only arm left by MUSTER_FFN_ARM.
     """
 
     @track_caller
@@ -64,7 +64,7 @@ class StepKernels:
 
     @track_caller
     def _look_up_end(self, kernels: Lookups, has_shared: bool, behind: Sequence[Key]) -> None:
-        """Look up what brings the results of grouped experts back, with the shared expert or before it."""
+        """Look up the kernels that return the results of grouped experts, with the shared expert or before it."""
         if not has_shared:
             self.unpermute = kernels.kernel(*_UNPERMUTE, reached_by=GROUPED)
             return
@@ -105,7 +105,7 @@ def _pair(kernels: Lookups, tokens: int, is_forced: bool) -> Pair:
 
 @track_caller
 def grouped_kernel(kernels: Lookups, name: str, depth: int) -> AnyHandle:
-    """Look up a kernel of grouped experts, ``gate_up`` or ``down``; where K allows it, behind its twin of K step 64."""
+    """Look up a kernel of grouped experts, ``gate_up`` or ``down``; if K allows it, after its twin of K step 64."""
     plain, deep = ("moe_w4a16", f"moe_w4a16_grouped_{name}"), ("moe_w4a16", f"moe_w4a16_grouped_{name}_k64")
     if not takes_k64(depth, True):
         return kernels.kernel(*plain, reached_by=GROUPED)

@@ -1,4 +1,4 @@
-"""SwiGLU ``down(silu(gate x) * up x)``: the arithmetic that the dense FFN and the shared expert have in common.
+"""SwiGLU ``down(silu(gate x) * up x)``: the arithmetic shared by the dense FFN and the shared expert.
 
 x and out are BF16 ``(M, H)``; gate, up and their product are rounded to BF16 ``(M, I)``, also where one launch makes
 all three. Every dot product is FP32.
@@ -35,7 +35,7 @@ class SwiGlu:
         self._fused = {rows: handle for rows, handle in fused.items() if gate.weight.serves(handle)}
         self.gate, self.up, self.down = gate, up, down
         self.hidden, self.intermediate = down.weight.spec.shape
-        self.used: Counter[str] = Counter()  # launches that serve gate and up
+        self.used: Counter[str] = Counter()  # launches for gate and up
         size = 2 * ctx.max_rows * self.intermediate
         ctx.plan_scratch(_USER, "ffn.gate", size, (0, 1))
         ctx.plan_scratch(_USER, "ffn.up", size, (0, 1))

@@ -1,8 +1,8 @@
 """One layer of the block-diffusion drafter: its rows see the target's context and one another, in both directions.
 
-Keys and values of the context come from the target's hidden rows, those of the block from the block itself; both stand
-in one paged cache, which rotary positions make independent of their order. Source: z-lab's DFlash (2025), whose layers
-are Qwen3's.
+Keys and values of the context come from the target's hidden rows, those of the block from the block itself. Both lie in
+one paged cache, in any order, because rotary positions are in the keys. Source: z-lab's DFlash (2025), with the layers
+of Qwen3.
 """
 
 from typing import Any
@@ -66,7 +66,7 @@ def drafter_layer(ctx: LayerContext, dims: ModelDims, index: int) -> DrafterLaye
 
 
 class DrafterContext:
-    """What the drafter knows of its target: rows ``(M, H)`` of the target's layers, side by side ``(M, F * H)``."""
+    """The drafter's input from its target: rows ``(M, H)`` of the target's layers, side by side ``(M, F * H)``."""
 
     def __init__(self, ctx: LayerContext, dims: ModelDims, layers: int) -> None:
         self.fc = projection(ctx, "fc", (dims.hidden, layers * dims.hidden), dims.quant, _COMMIT)

@@ -8,7 +8,7 @@ from kernel_muster.models.layers.context import LayerContext, needed
 
 
 class Embedding:
-    """Gathers rows; an id out of range is refused by the kernel."""
+    """Gathers rows; the kernel refuses an id out of range."""
 
     def __init__(self, ctx: LayerContext, vocab: int, hidden: int) -> None:
         self._gather = ctx.kernels.kernel("embedding", "gather", reached_by="every pass")
@@ -27,7 +27,7 @@ class Embedding:
         return self.gather(rows, self._memory.put(np.array(places, np.int32)))
 
     def gather(self, rows: Any, places: Any) -> Any:
-        """Return some rows of BF16 ``(M, F)`` for places i32 that lie where the rows do."""
+        """Return some rows of BF16 ``(M, F)`` for places i32 in the memory of the rows."""
         out = np.empty_like(rows, shape=(len(places), rows.shape[1]))
         self._gather(table=rows, ids=places, out=out)
         return out

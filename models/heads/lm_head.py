@@ -12,10 +12,10 @@ _NVFP4, _BF16 = "the LM head is NVFP4", "the LM head is BF16"
 
 
 class LmHead:
-    """The output projection ``(V, H)``: every prompt needs its last row only, so that rows are as many as sequences.
+    """The output projection ``(V, H)``: a prompt needs its last row only, so there is one row for each sequence.
 
-    More than 16 rows take one GEMM; NVFP4 weights on a target without the Hopper GEMM chunks of 16, which read so many
-    weights faster than tile GEMMs do. ``tied`` is the embedding's table as a weight, where the model has one for both.
+    More than 16 rows use one GEMM. NVFP4 weights on a target without the Hopper GEMM use chunks of 16, which read such
+    large weights faster than tile GEMMs. ``tied`` is the embedding's table as a weight, if the model shares it.
     """
 
     def __init__(self, ctx: LayerContext, vocab: int, hidden: int, quant: str, tied: Any = None) -> None:

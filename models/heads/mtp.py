@@ -1,9 +1,9 @@
 """The multi-token-prediction head: one more attention layer that guesses the token after next.
 
-Its input at position p is ``fc([norm(embedding of token p + 1) | norm(hidden row p)])``, both BF16, where the hidden
-row is the target's after its last norm; its normalised output goes through the target's LM head, and stands for the
-hidden row in the head's next step. Embedding and LM head are the target's. Source: DeepSeek-V3 technical report (2024),
-section 2.2, with the norms and the order of the Qwen3-Next checkpoints (``mtp.fc``, ``mtp.pre_fc_norm_*``).
+Its input at position p is ``fc([norm(embedding of token p + 1) | norm(hidden row p)])``, both BF16, with the target's
+hidden row after its last norm. Its normalised output goes through the target's LM head, and replaces the hidden row in
+the head's next step. Embedding and LM head are the target's. Source: DeepSeek-V3 technical report (2024), section 2.2,
+with the norms and the order of the Qwen3-Next checkpoints (``mtp.fc``, ``mtp.pre_fc_norm_*``).
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ MakeFfn = Callable[[LayerContext, ModelDims, str], FfnComponent]
 
 
 class MtpHead:
-    """Norms, the projection that joins them, one decoder layer, and the last norm; lookups as attention and an FFN.
+    """Norms, the projection that joins them, one decoder layer, and the last norm; lookups of attention and an FFN.
 
-    Its weights have a quantisation of their own: as found, else ``dims.mtp_quant``.
+    Its weights have a separate quantisation: as stored, else ``dims.mtp_quant``.
     """
 
     def __init__(self, ctx: LayerContext, dims: ModelDims, attention: AttentionDims, make_ffn: MakeFfn) -> None:
@@ -41,11 +41,11 @@ class MtpHead:
         self._output = OutputNorm(ctx.for_layer("mtp.norm"), own)
         self._constants = {"eps": dims.rms_eps, "weight_offset": dims.norm_weight_offset}
         self.hidden = dims.hidden
-        #: What its own cache is made for.
+        #: The layers of its cache.
         self.dims = replace(own, layer_kinds=("attn",), gdn=None, mtp_layers=0)
 
     def forward(self, embedded: Any, hidden: Any, batch: Batch, cache: KvCache) -> Any:
-        """Return normalised rows ``(M, H)`` of embeddings and hidden rows ``(M, H)``; the cache holds them then."""
+        """Return normalised rows ``(M, H)`` of embeddings and hidden rows ``(M, H)``, and store them in the cache."""
         both = new_rows(embedded, 2 * self.hidden)
         for half, (name, x) in enumerate((("embedding_norm", embedded), ("hidden_norm", hidden))):
             normed = np.empty_like(x)

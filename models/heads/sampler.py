@@ -1,4 +1,4 @@
-"""Choosing tokens beyond the greedy choice, and counting the drafts that hold."""
+"""Sampling beyond the greedy choice, and counting of accepted drafts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ class Sampler:
         return bool(self._sample)
 
     def choose(self, logits: Any, how: Mapping[str, Any], ids: Any) -> None:
-        """Write one id a row to ids i32 ``(M,)``; ``how`` holds the arrays that :meth:`sample` takes by name."""
+        """Write one id for each row to ids i32 ``(M,)``; ``how`` holds the arguments of :meth:`sample` by name."""
         if not self._sample:
             raise UsageError("no kernel samples tokens here: decode greedily")
         self._sample(logits=logits, **how, out=ids)

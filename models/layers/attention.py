@@ -1,8 +1,8 @@
 """Full attention: norms, projections, rotary positions, paged cache and paged attention.
 
-Activations are BF16 ``(M, features)``; keys and values stand in the caller's cache. Softmax and sums are FP32, see the
-contracts. A row of a verify pass is bit-identical to the decode step of its prefix, as far as projections are (GEMV
-tiers are); so is one of a prefill that is attended row by row. In tiles of rows its weights are rounded to BF16.
+Activations are BF16 ``(M, features)``; keys and values lie in the caller's cache. Softmax and sums are FP32, see the
+contracts. With GEMV projections, a row of a verify pass is bit-identical to the decode step of its prefix, and so is a
+row of a prefill with row-by-row attention. Attention in tiles of rows rounds its weights to BF16.
 """
 
 from dataclasses import replace
@@ -85,7 +85,7 @@ class HeadAttention(AttentionProjections):
 
 
 class BlockAttention(HeadAttention):
-    """Attention of rows that each see a context of their own, as a drafter's block of ``fewest_rows`` does."""
+    """Attention of rows with one context each, as in a drafter's block of ``fewest_rows`` rows."""
 
     def __init__(self, ctx: LayerContext, model: ModelDims, dims: AttentionDims, fewest_rows: int = 1) -> None:
         super().__init__(ctx, model, dims, fewest_rows=fewest_rows)
@@ -95,7 +95,7 @@ class BlockAttention(HeadAttention):
 
 
 class Attention(HeadAttention):
-    """One layer's mixer; every lookup is made here or in the parts that it is made of."""
+    """One layer's mixer, with all its lookups here or in its parts."""
 
     def __init__(self, ctx: LayerContext, model: ModelDims, dims: AttentionDims, requantises: bool = True) -> None:
         kernels = ctx.kernels
@@ -118,13 +118,13 @@ class Attention(HeadAttention):
             )  # fmt: skip
 
     def forward(self, x: Any, batch: Batch, cache: KvCache) -> Any:
-        """Return the mixed rows ``(M, H)`` of normalised rows x; their keys and values are in the cache then."""
+        """Return the mixed rows ``(M, H)`` of normalised rows x, and store their keys and values in the cache."""
         rows = self.qkv(x, batch.phase)
         attended, gate = self._attend(rows, batch, cache)
         return self.output(attended.reshape(x.shape[0], self.dims.q_dim), gate, batch.phase)
 
     def _attend(self, rows: QkvRows, batch: Batch, cache: KvCache) -> tuple[Any, Any | None]:
-        """Return attended heads ``(M, Hq, D)``, and the gate unless it is in them; the tokens are in the cache then."""
+        """Return attended heads ``(M, Hq, D)``, and the gate unless already applied; store the tokens in the cache."""
         batch = replace(batch, positions=plain_positions(batch.positions))
         gate, is_decode = rows.gate, batch.phase == "decode"
         attended = np.empty_like(rows.q).reshape(rows.q.shape[0], self.dims.q_heads, self.dims.head_dim)
@@ -155,7 +155,7 @@ class Attention(HeadAttention):
         return tuple(part.reshape(part.shape[0], count, dims.head_dim) for part, count in parts)
 
     def _placed(self, rows: QkvRows, batch: Batch, cache: KvCache) -> Any:
-        """Return the queries ``(M, Hq, D)`` to attend with; keys and values are in the cache then."""
+        """Return the queries ``(M, Hq, D)`` of attention, and store keys and values in the cache."""
         if self._together.serves(batch.positions):
             q, k, v = self._by_head(rows)
             self._together.forward(q, k, v, batch, cache)
@@ -166,9 +166,9 @@ class Attention(HeadAttention):
         return q
 
     def prefill_arm(self, batch: Batch) -> PrefillArm:
-        """Return the arm that attends with a batch of prompts, or of rows to verify."""
+        """Return the attention arm for a batch of prompts, or of rows to verify."""
         return prefill_arm(batch.rows, batch.phase, self.dims.head_dim, bool(self._prefill.get("mma")))
 
     def leave(self, mixed: Any, residual: Any) -> None:
-        """Add the result of a layer that has no FFN to the residual."""
+        """Add the result of a layer without FFN to the residual."""
         looked_up(self._residual_add, "a layer without FFN")(x=mixed, residual=residual)

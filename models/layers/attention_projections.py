@@ -52,8 +52,8 @@ _Run = Callable[[Linear, Any, Any], None]
 class QkvRows:
     """The projections of M rows, each BF16 ``(M, features)`` without gaps; gate is None if ungated.
 
-    Four arrays and not one with rows ``[Q | gate | K | V]``: a tile's kernels then write where its rows belong, and
-    nothing is left to scatter.
+    Four arrays in place of one with rows ``[Q | gate | K | V]``: a tile's kernels write directly to their rows, without
+    a later scatter.
     """
 
     q: Any
@@ -69,7 +69,7 @@ class QkvRows:
 class AttentionProjections:
     """Handles, weights and arms of one layer's projections; every lookup is made here.
 
-    ``requantises`` says whether MUSTER_FP4_PROJ_DECODE means this layer's BF16 weights, ``fewest_rows`` is the least M.
+    ``requantises``: MUSTER_FP4_PROJ_DECODE applies to this layer's BF16 weights. ``fewest_rows`` is the least M.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class AttentionProjections:
             self._gate_rows = kernels.kernel(*many, when=GATED, reached_by="prefill or verify of more rows")
         self.dims = dims
         self._levers = ctx.levers
-        #: What MUSTER_QKV_ARM says; another value compares arms on one build, in steps recorded from then on.
+        #: The value of MUSTER_QKV_ARM. A comparison may set another one on the same build, for later recordings.
         self.asked = asked
         self._scratch = ctx.scratch
-        self.used: Counter[str] = Counter()  # arms, and launches that serve two projections
+        self.used: Counter[str] = Counter()  # arms, and launches for two projections
         self._plan_scratch(ctx)
 
     def _tiles_in_one(self, kernels: Lookups) -> None:
-        """Look up the launch of all projections of a tile; behind it, that of Q with its gate, and that of K and V."""
+        """Look up the one launch for all projections of a tile, then that of Q with its gate, and that of K and V."""
         for rows, tail in ((1, ""), (2, "_batch2"), (3, "_batch3")):
             fused, *parts = (("w4a16_gemv", f"w4a16_gemv_{what}{tail}") for what in ("qgkv", "qg", "dual"))
             by = f"qkv_arm: {'1 row' if rows == 1 else f'{rows} rows'}, or a tile of that"
@@ -131,13 +131,13 @@ class AttentionProjections:
                 handles[rows] = looked_up(part, f"a tile of {rows} rows")
 
     def _plan_scratch(self, ctx: LayerContext) -> None:
-        """Only rows that a kernel leaves fused need scratch: a tile of 3, or all of a wider arm."""
+        """Only rows that stay fused need scratch: a tile of 3, or all of a wider arm."""
         for user, rows, step in ((_TILE, QKV_TILE, 0), (_WIDE, ctx.max_rows, 1)):
             ctx.plan_scratch(user, "attn.fused", 2 * rows * (self.dims.q_rows + 2 * self.dims.kv_dim), (step, step))
         ctx.plan_scratch(_GATE, "attn.gated", 2 * ctx.max_rows * self.dims.q_dim, (2, 2))
 
     def arm(self, rows: int, phase: Phase) -> QkvArm:
-        """Return the arm of both the QKV and the output projection; a comparison may have asked for another one."""
+        """Return the arm of the QKV and the output projection; a comparison may have set another one."""
         linears = self.linears.each
         has_tiers = all(linear.covers(rows) for linear in linears)
         return qkv_arm(rows, phase, self.asked, has_tiers, self._edges())
@@ -152,7 +152,7 @@ class AttentionProjections:
         return _edges(self._levers, (features, linears.q.weight.spec.shape[1]), linears.o.tiles, has_wide)
 
     def qkv(self, x: Any, phase: Phase, arm: QkvArm | None = None) -> QkvRows:
-        """Project normalised rows ``x (M, H)``, tile by tile; each tile's kernels write into its rows of the result."""
+        """Project normalised rows ``x (M, H)``, tile by tile; each tile writes its own rows of the result."""
         chosen = self.arm(x.shape[0], phase) if arm is None else arm
         dims = self.dims
         gate = new_rows(x, dims.q_dim) if dims.gated else None
@@ -179,7 +179,7 @@ class AttentionProjections:
         return k, v
 
     def output(self, attended: Any, gate: Any | None, phase: Phase, arm: QkvArm | None = None) -> Any:
-        """Return ``o_proj(attended * sigmoid(gate))`` of ``(M, Q)``; gate is None if there is none, or it is in it."""
+        """Return ``o_proj(attended * sigmoid(gate))`` of ``(M, Q)``; gate is None if absent or already applied."""
         chosen = self.arm(attended.shape[0], phase) if arm is None else arm
         out = new_rows(attended, self.linears.o.weight.spec.shape[0])
         if gate is None:
@@ -199,7 +199,7 @@ class AttentionProjections:
             start += size
 
     def _project_fused(self, x: Any, into: QkvRows, phase: Phase) -> None:
-        """Project Q, K and V with one GEMM over a copy that holds all their rows, and take them apart."""
+        """Project Q, K and V with one GEMM over their common copy, and split the result."""
         q_rows, kv_dim = self.dims.q_rows, self.dims.kv_dim
         with self._scratch.lease("attn.fused", _user(x), (x.shape[0], q_rows + 2 * kv_dim)) as fused:
             fused_tile(self.linears).gemm(x, fused, phase)
@@ -208,7 +208,7 @@ class AttentionProjections:
             copy_rows(into.v, fused[:, q_rows + kv_dim :])
 
     def _project_all(self, x: Any, into: QkvRows) -> bool:
-        """Project a tile in one launch; False, and nothing is done, where no kernel does that."""
+        """Project a tile in one launch; without such a kernel, return False and do nothing."""
         handle = self._qgkv.get(x.shape[0])
         if handle is None:
             return False
@@ -219,7 +219,7 @@ class AttentionProjections:
         return True
 
     def _project_q(self, x: Any, into: QkvRows, run: _Run, is_exact: bool) -> None:
-        """Project a tile's queries; of one row through the kernel of n = 1, whatever the arm."""
+        """Project a tile's queries; one row uses the kernel of n = 1 in every arm."""
         handle = self._qg.get(x.shape[0]) if is_exact else None
         if handle is not None:
             w = self.linears.q.weight.copy_for(handle)

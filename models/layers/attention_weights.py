@@ -1,4 +1,4 @@
-"""The four projections of attention, from whatever weights were found: NVFP4, BF16, or BF16 requantised."""
+"""The four projections of attention, from stored weights: NVFP4, BF16, or BF16 requantised."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from kernel_muster.registry.selection.handles import AnyHandle
 from kernel_muster.registry.values import frozen
 
 _INPUTS = ("q_proj", "k_proj", "v_proj")
-#: What decides which copies Q, K and V have for tile GEMMs.
+#: The condition for the copies of Q, K and V for tile GEMMs.
 APART = "if the global scales of q_proj, k_proj and v_proj differ: equal ones share one copy, qkv_proj"
 
 
@@ -61,9 +61,9 @@ class AttentionLinears:
     ) -> "AttentionLinears":  # fmt: skip
         """Take NVFP4 weights, requantised from BF16 with ``quantize``.
 
-        ``q_readers`` and ``kv_readers`` are kernels of several projections that read Q, and K and V, too.
-        Q, K and V share one copy for tile GEMMs if their global scales are equal (one GEMM with many blocks instead of
-        three, two of them tiny); otherwise each has its own.
+        ``q_readers`` and ``kv_readers`` are kernels of several projections that also read Q, or K and V. Q, K and V
+        share one copy for tile GEMMs if their global scales are equal (one GEMM with many blocks instead of three, two
+        of them tiny). Otherwise each has its own.
         """
         shapes = _shapes(hidden, dims)
         values = {name: _value(ctx, name, shape, quantize) for name, shape in shapes.items()}
@@ -73,7 +73,7 @@ class AttentionLinears:
 
         def make(name: str, tiles: Tiles, readers: Sequence[AnyHandle] = ()) -> Nvfp4Linear:
             spec = ctx.spec(name, *shapes[name], "nvfp4")
-            # Values decide what is fused. A plan has none, and counts copies of their own: as many bytes.
+            # Values decide about fusion. A plan has none, and counts separate copies: as many bytes.
             condition = APART if name in _INPUTS and values[name] is None else ""
             return Nvfp4Linear(ctx, spec, tiers, tiles, readers, values[name], condition)
 
@@ -96,7 +96,7 @@ def _value(ctx: LayerContext, name: str, shape: tuple[int, int], quantize: AnyHa
 
 
 def fused_tile(linears: AttentionLinears) -> Nvfp4Linear:
-    """Return the projection that holds Q, K and V; UsageError if they have none."""
+    """Return the fused projection of Q, K and V; UsageError if there is none."""
     if linears.fused is None:
         raise UsageError("Q, K and V have no common copy: their global scales differ")
     return linears.fused

@@ -1,4 +1,4 @@
-"""What a layer is built with, and the arrays it makes."""
+"""The context for building a layer, and its arrays."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ class LayerContext:
     max_rows: int
 
     def for_layer(self, label: str) -> "LayerContext":
-        """Return this context for one layer, whose lookups, weights and scratch carry its label."""
+        """Return this context for one layer: lookups, weights and scratch carry its label."""
         return replace(self, kernels=self.kernels.for_layer(label))
 
     @property
@@ -45,7 +45,7 @@ class LayerContext:
 
     @property
     def arch(self) -> str:
-        """The architecture that thresholds are read for."""
+        """The architecture for thresholds."""
         arch = self.kernels.target.arch
         return CPU if arch is None else str(arch)
 
@@ -54,7 +54,7 @@ class LayerContext:
         return WeightSpec(f"{self.label}.{name}", (rows, columns), quant)
 
     def stored(self, name: str, default: str) -> str:
-        """Return how a weight was found to be quantised, else the default; UsageError if no kernel reads that."""
+        """Return the stored quantisation of a weight, else the default; UsageError if no kernel supports it."""
         stored = self.planner.source.quant_of(f"{self.label}.{name}") or default
         if stored not in ("nvfp4", "bf16"):
             raise UsageError(
@@ -77,7 +77,7 @@ def new_rows(x: Any, columns: int) -> Any:
 
 
 def needed(array: Any | None, name: str) -> Any:
-    """Return an array that a plan lacks; UsageError says so."""
+    """Return an array that a plan lacks; UsageError in a plan."""
     if array is None:
         raise UsageError(f"{name}: the model was planned without weights and cannot compute")
     return array

@@ -1,6 +1,6 @@
-"""One decoder layer around its mixer and FFN, and the norm behind the last one.
+"""One decoder layer around its mixer and FFN, and the norm after the last one.
 
-The residual, BF16 ``(M, H)``, is added to in place, rounded to BF16 each time; a result that is not in it yet is
+The residual, BF16 ``(M, H)``, is updated in place and rounded to BF16 each time. A result not yet added to it is
 ``pending``: the next norm adds it.
 """
 
@@ -28,7 +28,7 @@ class DecoderLayer:
     ffn: FfnComponent
 
     def enter(self, pending: Any | None, residual: Any) -> Any:
-        """Add what is pending, and return the normalised input of the mixer."""
+        """Add the pending result, and return the normalised input of the mixer."""
         return normalised(self.mixer.input_norm, pending, residual)
 
     def mix(self, x: Any, batch: Batch, memory: KvCache | Recurrent) -> Any:
@@ -40,7 +40,7 @@ class DecoderLayer:
         raise UsageError(f"layer {self.index}: {type(memory).__name__} is no memory of {type(self.mixer).__name__}")
 
     def finish(self, mixed: Any, residual: Any, batch: Batch) -> Any | None:
-        """Run the FFN behind the mixer, and return what is pending."""
+        """Run the FFN after the mixer, and return the pending result."""
         if self.ffn.is_none:
             return self.mixer.leave(mixed, residual)
         x = normalised(self.mixer.post_norm, mixed, residual)
@@ -62,12 +62,12 @@ class OutputNorm:
         self._norm = RmsNorm(rms_norm, rms_norm_residual, weight, dims.rms_eps, dims.norm_weight_offset)
 
     def forward(self, pending: Any | None, residual: Any) -> Any:
-        """Add what is pending, and return the normalised rows."""
+        """Add the pending result, and return the normalised rows."""
         return normalised(self._norm, pending, residual)
 
 
 def normalised(norm: RmsNorm, pending: Any | None, residual: Any) -> Any:
-    """Return the norm of the residual, after adding what is pending to it."""
+    """Return the norm of the residual, after adding the pending result to it."""
     out = np.empty_like(residual)
     if pending is None:
         norm.forward(residual, out)

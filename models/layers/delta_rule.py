@@ -25,7 +25,7 @@ from kernel_muster.registry.launch.tape import SideBlock
 from kernel_muster.registry.selection.handles import AnyHandle
 from kernel_muster.registry.values import frozen
 
-#: What the launch of all inputs of a delta net leaves to others.
+#: The parts replaced by the one launch of all inputs of a delta net.
 LEFT = "more rows than is_one_launch takes"
 
 
@@ -33,9 +33,9 @@ LEFT = "more rows than is_one_launch takes"
 class GdnInputs:
     """BF16 rows: qkv ``[q all heads | k all | v all]``, the output gate z, and beta and alpha ``ba``.
 
-    ``decay`` and ``beta`` are what the gates make of ba, FP32 ``(M, value_heads)``. ``convolved`` is qkv behind the
-    convolution, of a decode step whose projection advanced the convolution's state already. ``beside`` is what makes
-    ba, decay and beta while the rest goes on: :meth:`join` comes before they are read.
+    The gates make ``decay`` and ``beta`` from ba, FP32 ``(M, value_heads)``. ``convolved`` is qkv after the
+    convolution, in a decode step whose projection has already advanced the convolution's state. ``beside`` makes ba,
+    decay and beta in parallel: call :meth:`join` before reading them.
     """
 
     qkv: Any
@@ -47,13 +47,13 @@ class GdnInputs:
     beside: SideBlock | None = None
 
     def join(self) -> None:
-        """Let what follows wait for ba, decay and beta."""
+        """Make later launches wait for ba, decay and beta."""
         if self.beside is not None:
             self.beside.join()
 
 
 class DeltaRule:
-    """Handles of both kernels in all their forms, and the arm that serves a pass."""
+    """Handles of both kernels in all their variants, and the arm of a pass."""
 
     def __init__(self, ctx: LayerContext, dims: GdnDims, eps: float) -> None:
         kernels, rule = ctx.kernels, "gated_delta_rule"
@@ -76,7 +76,7 @@ class DeltaRule:
         }
         row, norm_strided = (rule, "gated_delta_rule_decode"), (rule, "gated_delta_rule_decode_norm_strided")
         strided, verify = (rule, "gated_delta_rule_decode_strided"), (rule, "gated_delta_rule_verify_n")
-        # With all sequences in one launch, or row by row; a verify pass row by row takes the same step.
+        # All sequences in one launch, or row by row; a verify pass row by row uses the same step.
         self._decode = kernels.first_of(
             norm_strided, strided, row, required=True, reached_by="decode_arm: every decode"
         )
@@ -152,7 +152,7 @@ class DeltaRule:
     def _verify_rows(
         self, arm: GdnArm, inputs: GdnInputs, batch: Batch, states: Recurrent, out: Any
     ) -> None:  # fmt: skip
-        """Advance the states and keep them after each row, so that rejected rows can be taken back."""
+        """Advance the states and keep them after each row, so that rejected rows can be undone."""
         conv_rows, ssm_rows = states.snapshots(batch.rows)
         qkv = self._convolved_rows(inputs.qkv, batch, states, conv_rows)
         inputs.join()
@@ -189,7 +189,7 @@ class DeltaRule:
         kernel(qkv=qkv[rows], **gates, **self.heads, state=states.ssm, slots=slots, out=out[rows])
 
     def _rows_and_slots(self, batch: Batch) -> list[tuple[int, int, Any]]:
-        """Return each row with the slot of its sequence, and that as an array of one where kernels read it."""
+        """Return each row with the slot of its sequence, and the slot as an array for kernels."""
         counts = np.diff(self._memory.get(batch.cu_rows))
         owners = np.repeat(np.arange(batch.sequences), counts).tolist()
         slots = self._memory.get(batch.state_slots).tolist()

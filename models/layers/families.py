@@ -1,4 +1,4 @@
-"""Lookups that several layers make alike. The dispatch site is the layer's line that calls one of these."""
+"""Lookups shared by several layers. The dispatch site is the layer's line that calls one of these."""
 
 from collections.abc import Mapping, Sequence
 
@@ -31,7 +31,7 @@ def is_of(handle: AnyHandle, key: Key) -> bool:
 
 
 def looked_up(handle: AnyHandle | None, what: str) -> AnyHandle:
-    """Return a kernel that was asked for; UsageError where another launch does that."""
+    """Return a kernel that was looked up; UsageError if another launch replaces it."""
     if handle is None:
         raise UsageError(f"{what}: no kernel of its own was looked up, another launch serves it")
     return handle
@@ -39,7 +39,7 @@ def looked_up(handle: AnyHandle | None, what: str) -> AnyHandle:
 
 @frozen
 class Fused:
-    """Kernels that serve together (None where one is absent), and what the parts behind them resolved to."""
+    """Kernels that serve together (None if one is absent), and the results for their parts."""
 
     whole: tuple[AnyHandle, ...] | None
     parts: tuple[AnyHandle | None, ...]
@@ -49,10 +49,10 @@ class Fused:
 def fused_or_parts(
     kernels: Lookups, fused: Sequence[Key], parts: Sequence[Key], *, reached_by: str, when: str = ""
 ) -> Fused:
-    """Look up kernels that serve together, and the parts that serve where one of them is absent.
+    """Look up kernels that serve together, and the parts that replace them if one is absent.
 
-    Each part is the last member of a chain behind each fused kernel: where all of these are there, no part is asked
-    for, and without one FALLBACK_TAKEN names it.
+    Each part is the last member of a chain after each fused kernel. If all fused kernels exist, no part is looked up.
+    Otherwise FALLBACK_TAKEN names the absent one.
     """
     if not parts:  # others serve in any case
         alone = tuple(kernels.try_kernel(*one, when=when, reached_by=reached_by) for one in fused)
@@ -70,7 +70,7 @@ def fused_or_parts(
 
 
 _GEMV = "w4a16_gemv"
-#: What a SwiGLU in one launch leaves to the kernel of its activation.
+#: The part of a SwiGLU that its one launch replaces: the activation's kernel.
 GEMM_SWIGLU = "SwiGLU of more than 8 rows"
 
 
@@ -111,7 +111,7 @@ def batch_tiers(kernels: Lookups, when: str = "", has_wide: bool = True) -> dict
 
 @track_caller
 def dual_tiers(kernels: Lookups, when: str = "", *, reached_by: str) -> dict[int, AnyHandle]:
-    """Look up the GEMV kernels that serve two weights in one launch, at 1, 2 and 3 rows."""
+    """Look up the GEMV kernels for two weights in one launch, at 1, 2 and 3 rows."""
     return {
         1: kernels.kernel(_GEMV, "w4a16_gemv_dual", when=when, reached_by=f"{reached_by}: 1 row"),
         2: kernels.kernel(_GEMV, "w4a16_gemv_dual_batch2", when=when, reached_by=f"{reached_by}: 2 rows"),
@@ -121,9 +121,9 @@ def dual_tiers(kernels: Lookups, when: str = "", *, reached_by: str) -> dict[int
 
 @track_caller
 def swiglu_tiers(kernels: Lookups, when: str = "") -> tuple[dict[int, AnyHandle], dict[int, AnyHandle]]:
-    """Look up the GEMV kernels of gate and up at 1, 2, 3 and up to 8 rows, with SiLU; behind these, those without it.
+    """Look up the GEMV kernels of gate and up at 1, 2, 3 and up to 8 rows with SiLU, and after these those without it.
 
-    Return both, by the most rows that they serve.
+    Return both, by their largest row counts.
     """
     fused: dict[int, AnyHandle] = {}
     duals: dict[int, AnyHandle] = {}

@@ -1,4 +1,4 @@
-"""The FFN component: one interface, three kinds, arms with names. This module holds the interface and the kind none."""
+"""The FFN component: one interface, three kinds, named arms. This module holds the interface and the kind none."""
 
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ FFN_LEVER = "MUSTER_FFN_ARM"
 
 
 class FfnComponent(Protocol):
-    """What a decoder layer knows of its FFN: ``forward(x, phase)`` on normalised BF16 rows ``(M, H)``."""
+    """A decoder layer's view of its FFN: ``forward(x, phase)`` on normalised BF16 rows ``(M, H)``."""
 
     @property
     def is_none(self) -> bool:
@@ -26,19 +26,19 @@ class FfnComponent(Protocol):
 
     @property
     def arms(self) -> tuple[FfnArm, ...]:
-        """The arms that can be forced here."""
+        """The arms that a lever can force."""
 
     def moe_grouped_decode_ok(self, rows: int) -> bool:
         """Whether decode of this many rows reads each routed expert once."""
 
     def can_forward_km(self, rows: int) -> bool:
-        """Whether batched GEMVs serve these rows; known before the norm in front, without side effects."""
+        """Whether batched GEMVs serve these rows; known before the previous norm, without side effects."""
 
     def arm(self, rows: int, phase: Phase) -> FfnArm:
-        """Return the arm that forward takes."""
+        """Return the arm of forward."""
 
     def forward(self, x: Any, phase: Phase, arm: FfnArm | None = None) -> Any:
-        """Return the FFN of ``x (M, H)``, through the given arm or the one that policy chooses."""
+        """Return the FFN of ``x (M, H)``, through the given arm or the policy's."""
 
 
 class NoneFfn:
@@ -58,7 +58,7 @@ class NoneFfn:
         return False
 
     def arm(self, rows: int, phase: Phase) -> FfnArm:
-        """Return ``single``: nothing runs."""
+        """Return ``single``; it launches no kernel."""
         return "single"
 
     def forward(self, x: Any, phase: Phase, arm: FfnArm | None = None) -> Any:
@@ -67,7 +67,7 @@ class NoneFfn:
 
 
 def forced_arm(ctx: LayerContext, arms: tuple[FfnArm, ...]) -> FfnArm | None:
-    """Return the arm that MUSTER_FFN_ARM forces; one that this FFN does not have is REQUEST_NOT_HONORED."""
+    """Return the arm forced by MUSTER_FFN_ARM; an arm that this FFN lacks is REQUEST_NOT_HONORED."""
     asked = ctx.levers[FFN_LEVER]
     for arm in arms:
         if arm == asked:

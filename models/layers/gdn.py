@@ -1,7 +1,7 @@
 """Gated delta net: norms, projections, short convolution, and the gated delta rule over recurrent states.
 
-Activations are BF16 ``(M, features)``, gates and states FP32, the convolution's state BF16; states stand in the
-caller's pools.
+Activations are BF16 ``(M, features)``, gates and states FP32, the convolution's state BF16. States lie in the caller's
+pools.
 """
 
 from collections import Counter
@@ -24,12 +24,12 @@ from kernel_muster.registry.launch.tape import on_side_stream
 from kernel_muster.registry.selection.handles import AnyHandle
 
 _USER, _NVFP4 = "gdn", "projections are NVFP4"
-# Inputs that a convolution of the fused input launch has: three states and the newest.
+# Inputs of a convolution in the fused input launch: three states and the newest.
 _FUSED_TAPS = 4
 
 
 class Gdn:
-    """One layer's mixer; every lookup is made here or in its delta rule."""
+    """One layer's mixer, with all its lookups here or in its delta rule."""
 
     def __init__(self, ctx: LayerContext, model: ModelDims, dims: GdnDims) -> None:
         kernels = ctx.kernels
@@ -44,8 +44,8 @@ class Gdn:
         self._split_qkvz = kernels.kernel("ssm_preprocess", "deinterleave_qkvz", reached_by=f"{left}, from 2 rows on")
         self._gates = kernels.kernel("ssm_preprocess", "compute_gdn_gates", reached_by=left)
         self.rule = DeltaRule(ctx, dims, model.rms_eps)
-        # beta and alpha decide what the state forgets: two rows a value head (all of beta, all of alpha), unquantised.
-        # What makes all inputs in one launch reads the rows of beta and alpha as they are.
+        # beta and alpha control the state's decay: two rows for each value head (all of beta, all of alpha), not
+        # quantised. The launch of all inputs reads their rows directly.
         fused = () if self._in_one is None else (self._in_one,)
         self.ba = Bf16Linear(ctx, ctx.spec("ba_proj", dims.ba_rows, model.hidden, "bf16"), dense, plain=fused)
         rates = (ctx.array(name, dims.value_heads) for name in ("a_log", "dt_bias"))
@@ -55,7 +55,7 @@ class Gdn:
         self.post_norm = RmsNorm(rms_norm, rms_norm_residual, ctx.array("post_norm", model.hidden), *constants)
         self.head_norm = GatedRmsNorm(rms_norm_gated, self.rule.norm_weight, model.rms_eps)
         self.dims, self._levers, self._scratch = dims, ctx.levers, ctx.scratch
-        self.used: Counter[str] = Counter()  # launches that split what they project
+        self.used: Counter[str] = Counter()  # launches that split their projection
         ctx.plan_scratch(_USER, "gdn.qkvz", 2 * ctx.max_rows * dims.qkvz_rows, (0, 0))
         ctx.plan_scratch(_USER, "gdn.normed", 2 * ctx.max_rows * dims.z_dim, (1, 1))
 
@@ -90,9 +90,9 @@ class Gdn:
         return made[0], made[1]
 
     def forward(self, x: Any, batch: Batch, states: Recurrent) -> Any:
-        """Return the mixed rows ``(M, H)`` of normalised rows x; the states are moved on by them.
+        """Return the mixed rows ``(M, H)`` of normalised rows x, and advance the states by them.
 
-        A verify pass leaves the states after each row in ``states.rows``.
+        A verify pass stores the states after each row in ``states.rows``.
         """
         inputs = self.project(x, batch.phase, states, batch.state_slots)
         mixed, is_normed = self.rule.mix(inputs, batch, states)
@@ -103,10 +103,10 @@ class Gdn:
         return out
 
     def project(self, x: Any, phase: Phase, states: Recurrent | None = None, slots: Any = None) -> GdnInputs:
-        """Project normalised rows ``x (M, H)``; one row is one launch that splits, more are split after it.
+        """Project normalised rows ``x (M, H)``; one row is one launch with the split, more rows are split after it.
 
-        The small kernels of the gates run beside that, until what needs them joins them. A decode step of few sequences
-        whose states are given makes everything in one launch, and moves the convolution's states on.
+        The small kernels of the gates run in parallel until their consumer joins them. A decode step of few sequences
+        with given states makes all inputs in one launch, and advances the convolution's states.
         """
         features, depth = self.qkvz.weight.spec.shape
         is_one = phase == "decode" and is_one_launch(x.shape[0], features, depth, self._levers)
@@ -164,7 +164,7 @@ class Gdn:
         return out
 
     def leave(self, mixed: Any, residual: Any) -> Any:
-        """Return the result of a layer that has no FFN: the next norm adds it to the residual."""
+        """Return the result of a layer without FFN: the next norm adds it to the residual."""
         return mixed
 
 

@@ -1,7 +1,7 @@
 """One projection ``out = x w^T``: x BF16 ``(M, K)``, w logical ``(N, K)``, out BF16 ``(M, N)``, given by the caller.
 
-The arm follows M through the policy, and each arm taken is counted in ``used``. Every kernel accumulates in FP32 and
-rounds once. M rows of a GEMV are bit-identical to M times one row; a tile GEMM may differ from it in the last bit.
+Policy selects the arm by M, and ``used`` counts each arm taken. Every kernel accumulates in FP32 and rounds once. M
+rows of a GEMV are bit-identical to M times one row; a tile GEMM may differ from it in the last bit.
 """
 
 from collections import Counter
@@ -26,8 +26,8 @@ DECODE, TILE, HOPPER = "decode GEMV", "tile GEMM", "Hopper GEMM"
 class Nvfp4Linear:
     """A projection with NVFP4 weights: GEMV tiers for few rows, GEMMs for more.
 
-    The plan builds the copies that some number of rows reaches: no transposed one where the Hopper GEMM serves.
-    ``tiles_if`` is what the copies for GEMMs depend on, in a plan that cannot know.
+    The plan builds the copies for all reachable row counts: no transposed one if the Hopper GEMM serves. ``tiles_if``
+    is the condition of the GEMM copies in a plan that cannot evaluate it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Nvfp4Linear:
         self.weight: PlannedWeight = ctx.planner.plan(spec, readers, value, conditions=conditions)
         self.tiers = {rows: handle for rows, handle in tiers.items() if self.weight.serves(handle)}
         self.tiles = {name: handle for name, handle in tiles.items() if self.weight.serves(handle)}
-        self._looked_up = dict(tiers)  # what is missing too: it raises, and says why
+        self._looked_up = dict(tiers)  # with missing ones, which raise with their reason
         self.used: Counter[str] = Counter()
         self._levers = ctx.levers
 
@@ -62,16 +62,16 @@ class Nvfp4Linear:
         return projection_arm(shape, phase, self.tiers, self.tiles, self._levers) == "gemv"
 
     def forward(self, x: Any, out: Any, phase: Phase) -> None:
-        """Project through the arm that policy chooses: a tier, chunks of tiers, or a GEMM."""
+        """Project through the policy's arm: a tier, chunks of tiers, or a GEMM."""
         if self.prefers_gemv(x.shape[0], phase):
             self.gemv(x, out)
         else:
             self.gemm(x, out, phase)
 
     def gemv(self, x: Any, out: Any) -> None:
-        """Project through GEMV tiers: in one launch where one covers all rows, else in chunks.
+        """Project through GEMV tiers: in one launch if one covers all rows, else in chunks.
 
-        NullKernelError where none of the tiers that are there takes so few rows, UsageError where none was asked for.
+        NullKernelError if no available tier takes so few rows, UsageError if none was looked up.
         """
         start = 0
         for size in gemv_chunks(x.shape[0], self.tiers):
@@ -84,7 +84,7 @@ class Nvfp4Linear:
             start += size
 
     def gemm(self, x: Any, out: Any, phase: Phase) -> None:
-        """Project all rows with one GEMM; where there is none, through the GEMV tiers."""
+        """Project all rows with one GEMM; without one, through the GEMV tiers."""
         if x.shape[0] == 0:
             return
         if not self.tiles:  # a target without tile GEMMs still prefills
@@ -97,7 +97,7 @@ class Nvfp4Linear:
 
 
 class Bf16Linear:
-    """A projection with BF16 weights. ``plain`` are kernels that read its rows as they are, launched elsewhere."""
+    """A projection with BF16 weights. ``plain`` are kernels launched elsewhere that read its rows directly."""
 
     def __init__(
         self, ctx: LayerContext, spec: WeightSpec, kernels: Bf16Kernels, value: Any = None,
@@ -122,14 +122,14 @@ class Bf16Linear:
         return bf16_arm(rows, self.has_batch, self._levers) == "gemv"
 
     def forward(self, x: Any, out: Any, phase: Phase) -> None:
-        """Project through the arm that policy chooses."""
+        """Project through the policy's arm."""
         if self.prefers_gemv(x.shape[0], phase):
             self.gemv(x, out)
         else:
             self.gemm(x, out, phase)
 
     def gemv(self, x: Any, out: Any) -> None:
-        """Project through the GEMV, at most 16 rows a launch; several rows without one for them through the GEMM."""
+        """Project through the GEMV, at most 16 rows in each launch; several rows without such a kernel use the GEMM."""
         if not self.covers(x.shape[0]):
             self.gemm(x, out, "decode")
             return

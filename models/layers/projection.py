@@ -1,4 +1,4 @@
-"""One projection that belongs to no mixer and no FFN."""
+"""One projection outside mixers and FFNs."""
 
 from collections.abc import Collection
 
@@ -16,7 +16,7 @@ _NVFP4, _BF16 = "its weight is NVFP4", "its weight is BF16"
 def projection(
     ctx: LayerContext, name: str, shape: tuple[int, int], quant: str, phases: Collection[Phase] = PHASES
 ) -> Linear:  # fmt: skip
-    """Make a projection ``(N, K)`` for some phases, as its weight was found, else as ``quant`` says."""
+    """Make a projection ``(N, K)`` for some phases, in its weight's stored quantisation, else in ``quant``."""
     stored = ctx.stored(name, quant)
     spec = ctx.spec(name, *shape, stored)
     kernels = ctx.kernels

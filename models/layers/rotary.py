@@ -1,4 +1,4 @@
-"""Rotary positions of queries and keys, and all that stands between projections and cache in one launch."""
+"""Rotary positions of queries and keys, and the fused launch between projections and cache."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from kernel_muster.registry.selection.lookups import Lookups
 _YARN, _PLAIN, _MROPE = "rope is stretched by YaRN", "rope is not stretched by YaRN", "rope is interleaved mrope"
 _NORMED = "queries and keys are normalised"
 _GATED = "attention is gated"
-#: What alone has more than one position a token.
+#: The one input with more than one position for each token.
 THREE = "tokens with three positions"
 _FORWARD, _TOGETHER = ("rope", "rope_forward"), ("rope", "qk_norm_rope_append")
 _APPEND = ("kv_cache", "kv_cache_append")
@@ -27,10 +27,10 @@ PAGED_GATED = ("paged_decode", "paged_decode_attn_gated")
 class Rotary:
     """Turns heads ``(M, Hq, D)`` and ``(M, Hk, D)`` BF16 in place.
 
-    A token of text has one position for time, height and width: there mrope is plain rope, bit for bit. Tokens with
-    three positions need the interleaved kernel; other layouts of mrope have none and are refused.
+    A token of text has one position for time, height and width: for it mrope equals plain rope, bit for bit. Tokens
+    with three positions need the interleaved kernel. Other layouts of mrope have no kernel and are refused.
 
-    ``together`` is what turns heads of text before this does: plain rope stands behind it.
+    ``together`` is the fused kernel for heads of text; plain rope is its replacement.
     """
 
     def __init__(self, ctx: LayerContext, dims: RopeDims | None, together: "NormTurnAppend | None" = None) -> None:
@@ -96,7 +96,7 @@ class NormTurnAppend:
         }  # fmt: skip
 
     def _look_up(self, kernels: Lookups) -> None:
-        """Look up the launch of all that stands between projections and cache, and its parts behind it."""
+        """Look up the fused launch between projections and cache, and then its parts."""
         when = f"{_NORMED}, {_PLAIN}"
         parts = (_FORWARD,) if self._has_three else (_FORWARD, _APPEND)
         if self.applies:
@@ -108,7 +108,7 @@ class NormTurnAppend:
             self.append = kernels.kernel(*_APPEND, reached_by=reached_by)
 
     def _decode_kernel(self, kernels: Lookups, dims: AttentionDims) -> AnyHandle | None:
-        """Look up attention at decode: from projections on, with the gate, or alone. Return what serves beside that."""
+        """Look up attention at decode: from projections on, with the gate, or alone. Return the kernel beside it."""
         if not dims.gated:
             return kernels.kernel(*_PAGED, reached_by="decode")
         behind = (PAGED_GATED, _PAGED)
@@ -128,7 +128,7 @@ class NormTurnAppend:
         return bool(self._kernel) and positions.ndim == 1
 
     def attends(self, batch: Batch) -> bool:
-        """Whether there is a kernel that attends too."""
+        """Whether its kernel includes attention."""
         return bool(self._attend) and batch.phase == "decode" and batch.positions.ndim == 1
 
     def forward(self, q: Any, k: Any, v: Any, batch: Batch, cache: KvCache) -> None:

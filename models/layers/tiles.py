@@ -1,4 +1,4 @@
-"""Lookups of the W4A16 GEMMs: what the shapes of a layer's weights reach, in chains that follow policy.
+"""Lookups of the W4A16 GEMMs reached by the shapes of a layer's weights, in chains that follow policy.
 
 The dispatch site is the layer's line that calls one of these.
 """
@@ -20,7 +20,7 @@ _VARIANT = "MUSTER_W4A16_VARIANT"
 _NO_SMALL_P3, _NO_DEEP_P3 = "MUSTER_NO_TGEMM_PIPELINE3", "MUSTER_NO_K64_PIPELINE3"
 _NO_NARROW = "MUSTER_NO_K64_N64"
 _ARM, _NO_HOPPER = "MUSTER_W4A16_ARM", "MUSTER_NO_W4A16_HOPPER"
-#: The only architecture that the Hopper GEMM is for.
+#: The only architecture of the Hopper GEMM.
 HOPPER = parse_arch("sm_90a")
 _ON_HOPPER = f"the target is {HOPPER}"
 _HOPPER_GEMM: Key = ("w4a16_hopper", "w4a16_hopper_gemm")
@@ -28,7 +28,7 @@ _VARIANTS: Mapping[TileName, Key] = {
     "m128_v2": ("w4a16_v2", "w4a16_gemm_t_m128_v2"),
     "m128_v3": ("w4a16_v3", "w4a16_gemm_t_m128_v3"),
 }
-#: The slot of each kernel that a chain of GEMMs may resolve to.
+#: The slot of each kernel in a chain of GEMMs.
 _SLOTS: Mapping[str, TileName] = {
     "w4a16_hopper_gemm": "hopper",
     "w4a16_gemm": "base",
@@ -53,11 +53,11 @@ def tile_kernels(
     kernels: Lookups, shapes: Iterable[tuple[int, int]], when: str = "", *, fp4: str = "",
     phases: Collection[Phase] = PHASES,
 ) -> dict[TileName, AnyHandle]:  # fmt: skip
-    """Look up the GEMMs that weights ``(N, K)`` of these shapes reach at some number of rows; the others stay away.
+    """Look up the GEMMs that weights ``(N, K)`` of these shapes reach at some number of rows, and no others.
 
     A kill switch takes its kernel out of the chain: no lookup, no finding. The 3-stage twins come before their parents,
-    the narrow one before the wide. v2 and v3 are looked up only when MUSTER_W4A16_VARIANT names them. Where the Hopper
-    GEMM serves, the tiles stand behind it. ``fp4`` is the function of a tile that quantises activations too.
+    the narrow one before the wide. v2 and v3 are looked up only if MUSTER_W4A16_VARIANT names them. If the Hopper GEMM
+    serves, the tiles come after it. ``fp4`` is the function of a tile that quantises activations too.
     """
     found: dict[TileName, AnyHandle] = {}
     if fp4 and "prefill" in phases:
@@ -90,7 +90,7 @@ def tile_kernels(
 
 
 def _members(name: TileName, levers: Levers) -> tuple[list[Key], str]:
-    """Return the keys that serve a slot, in the order of policy, and the kill switches that hold."""
+    """Return the keys of a slot, in the order of policy, and the kill switches in force."""
     small, deep = levers.flag(_NO_SMALL_P3), levers.flag(_NO_DEEP_P3)
     t = [(_TILE, "w4a16_gemm_t_p3"), (_TILE, "w4a16_gemm_t")][small:]
     k64 = [(_TILE, "w4a16_gemm_t_k64_p3"), (_TILE, "w4a16_gemm_t_k64")][deep:]
@@ -103,13 +103,13 @@ def _members(name: TileName, levers: Levers) -> tuple[list[Key], str]:
 
 
 def _slots(handle: AnyHandle) -> dict[TileName, AnyHandle]:
-    """Return the slot of the kernel that a chain resolved to; none, if nothing serves."""
+    """Return the slot of a resolved chain; empty if no kernel serves."""
     return {_SLOTS[handle.key.func]: handle} if handle else {}
 
 
 @track_caller
 def hopper_kernel(kernels: Lookups, when: str, behind: Key) -> dict[TileName, AnyHandle]:
-    """Look up the Hopper GEMM where it may serve, and ``behind`` it what serves its rows elsewhere."""
+    """Look up the Hopper GEMM where it may serve, and ``behind`` it the kernel for its rows elsewhere."""
     if not wants_hopper(kernels):
         return {}
     if kernels.levers[_ARM] == "hopper":

@@ -1,4 +1,4 @@
-"""One pass through a model: which rows, of which sequences, at which positions, and where their state lies."""
+"""One pass through a model: its rows, their sequences and positions, and the place of their state."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,12 +12,12 @@ from kernel_muster.registry.values import frozen
 
 @frozen
 class Batch:
-    """M rows of S sequences, all arrays i32: on the host where a batch is made, in a model's memory where it runs.
+    """M rows of S sequences, all arrays i32: made on the host, used in a model's memory.
 
     ``ids (M,)``; ``positions (M,)``, or ``(3, M)`` of time, height and width; ``cu_rows (S + 1,)`` divides the rows;
-    ``kv_slots (M,)`` places them in the paged cache, whose pages of each sequence ``block_table (S, L)`` lists;
+    ``kv_slots (M,)`` places them in the paged cache; ``block_table (S, L)`` lists each sequence's pages there;
     ``context_lens (S,)`` counts a sequence's tokens with these rows; ``state_slots (S,)`` are the sequences' places in
-    the recurrent pools. Decode has one row a sequence.
+    the recurrent pools. Decode has one row for each sequence.
     """
 
     phase: Phase
@@ -28,7 +28,7 @@ class Batch:
     block_table: Any
     context_lens: Any
     state_slots: Any
-    most_prompts: int | None = None  # of a recorded prefill: the sequences it has room for, without those that pad
+    most_prompts: int | None = None  # of a recorded prefill: its number of sequences, without padding
 
     @property
     def rows(self) -> int:
@@ -42,7 +42,7 @@ class Batch:
 
     @property
     def prompts(self) -> int:
-        """The sequences that a prefill's prompts are, as far as is known before it runs."""
+        """The number of sequences of a prefill's prompts, as far as known before it runs."""
         return self.sequences if self.most_prompts is None else self.most_prompts
 
     @property
@@ -57,12 +57,12 @@ class Batch:
         return found
 
     def by_row(self) -> "Batch":
-        """Return the rows, each with a context of its own: all that its sequence has; of a batch on the host."""
+        """Return the rows, each with its sequence's whole context; of a batch on the host."""
         table = np.repeat(self.block_table, self.counts, axis=0)
         return replace(self, block_table=table, context_lens=np.repeat(self.context_lens, self.counts))
 
     def on(self, memory: Memory) -> "Batch":
-        """Return this batch where layers run; it stays what it is on the host."""
+        """Return this batch in the layers' memory; on the host it is unchanged."""
         if memory.is_host:
             return self
         names = ("ids", "positions", "cu_rows", "kv_slots", "block_table", "context_lens", "state_slots")

@@ -1,4 +1,4 @@
-"""Where a model's arrays lie: the host (NumPy) or one device (CuPy), and how bytes move there and back.
+"""The memory of a model's arrays: the host (NumPy) or one device (CuPy), and transfers between them.
 
 Nothing here uses CuPy's arithmetic on BF16: its elementwise kernels are compiled at first use, 0.1 to 0.7 s each.
 """
@@ -29,31 +29,31 @@ class Memory(Protocol):
         """Return a context: its device, its stream, and its pool for every allocation inside."""
 
     def recording(self) -> Any:
-        """Return :meth:`active` for a pass that is recorded: what it allocates only other recorded passes use again."""
+        """Return :meth:`active` for a recorded pass: only other recorded passes reuse its allocations."""
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return an array that holds nothing yet."""
+        """Return an uninitialised array."""
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return an array of zeros."""
 
     def put(self, array: Any) -> Any:
-        """Return an array that lies here: itself, if it does already."""
+        """Return an array in this memory: itself, if it is already there."""
 
     def get(self, array: Any) -> Any:
-        """Return a copy of an array as NumPy's; waits for what was enqueued before."""
+        """Return a NumPy copy of an array; waits for all earlier work."""
 
     def side_stream(self) -> SideStream | None:
-        """Return a second stream for launches that may run beside others, if there is such a thing."""
+        """Return a second stream for launches that may run beside others, if there is one."""
 
     def wait(self) -> None:
-        """Wait for everything that was enqueued."""
+        """Wait for all enqueued work."""
 
     def used_bytes(self) -> int:
-        """Return the bytes that live arrays of this memory take."""
+        """Return the bytes of live arrays in this memory."""
 
     def release(self) -> None:
-        """Give free memory back; what live arrays hold stays theirs."""
+        """Free unused memory; live arrays keep theirs."""
 
 
 class HostMemory:
@@ -63,7 +63,7 @@ class HostMemory:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Do nothing: there is no stream."""
+        """No effect: there is no stream."""
         yield
 
     recording = active
@@ -85,27 +85,27 @@ class HostMemory:
         return np.array(array)
 
     def side_stream(self) -> None:
-        """Return nothing: the host runs one launch after another."""
+        """Return None: the host runs one launch after another."""
 
     def wait(self) -> None:
-        """Do nothing: launches have run when they return."""
+        """No effect: a launch returns after it has run."""
 
     def used_bytes(self) -> int:
         """Return 0: the host's memory is Python's to count."""
         return 0
 
     def release(self) -> None:
-        """Do nothing."""
+        """No effect."""
 
 
-# Pools of memories that nobody refers to any more. They must live longer than their arrays: CuPy forgets what an array
-# held if its pool has gone. They are not freed when Python finds that out, which may be while a stream is captured.
+# Pools without a memory that refers to them. They must outlive their arrays: CuPy loses an array's memory if its
+# pool has gone. Python's collection must not free them, because it may run during the capture of a stream.
 _LEFT: list[Any] = []
 _MEMORIES: "weakref.WeakSet[DeviceMemory]" = weakref.WeakSet()
 
 
 def _free_left() -> None:
-    """Give back to devices what earlier models have left."""
+    """Free the device memory of earlier models."""
     if _MEMORIES:
         gc.collect()  # models refer to themselves
     for pool in tuple(_LEFT):
@@ -115,9 +115,9 @@ def _free_left() -> None:
 
 
 class DeviceMemory:
-    """CuPy arrays of one device, from a pool of their own, on one stream that orders with the default one.
+    """CuPy arrays of one device, from a separate pool, on one stream ordered with the default stream.
 
-    What a model has left goes back to the device when the next one's memory is made, or by ``release``.
+    The memory of a deleted model returns to the device when the next one's memory is made, or by ``release``.
     """
 
     is_host = False
@@ -128,7 +128,7 @@ class DeviceMemory:
         _free_left()
         self._cupy, self.device = cupy, cupy.cuda.Device(ordinal)
         self.pool = cupy.cuda.MemoryPool()
-        # Recorded passes run one after the other, so that they may share what they only pass on inside.
+        # Recorded passes run one after the other, so they may share temporary memory.
         self._passes = cupy.cuda.MemoryPool()
         with self.device:
             self.stream = cupy.cuda.Stream()
@@ -143,7 +143,7 @@ class DeviceMemory:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Work on this device and its stream, on memory that recorded passes share."""
+        """Work on this device and its stream, in the memory shared by recorded passes."""
         with self.device, self._cupy.cuda.using_allocator(self._passes.malloc), self.stream:
             yield
 
@@ -187,16 +187,16 @@ class DeviceMemory:
         return int(self.pool.used_bytes() + self._passes.used_bytes())
 
     def release(self) -> None:
-        """Wait, and give what is free back to the device."""
+        """Wait, and return free memory to the device."""
         self.wait()
         _free_left()
         self.pool.free_all_blocks()
-        if not self._passes.used_bytes():  # a recorded pass points to memory that nobody holds
+        if not self._passes.used_bytes():  # a recorded pass points to memory without an owner
             self._passes.free_all_blocks()
 
 
 class DeviceSideStream:
-    """A second stream, and the events that tie it to the first."""
+    """A second stream, and the events that order it with the first."""
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
@@ -217,13 +217,13 @@ class DeviceSideStream:
 
 
 def memory_of(target: Target) -> Memory:
-    """Return the memory that kernels of a target read; an architecture without a device has the host's."""
+    """Return the memory for kernels of a target; an architecture without a device uses the host's."""
     return HostMemory() if target.device is None else DeviceMemory(target.device.ordinal)
 
 
 @contextmanager
 def enough_memory(memory: Memory, what: str) -> Iterator[None]:
-    """Turn running out of memory into a UsageError that says for what, and what was held by then."""
+    """Turn a lack of memory into a UsageError with the purpose and the memory in use."""
     try:
         yield
     except MemoryError as error:
@@ -234,7 +234,7 @@ def enough_memory(memory: Memory, what: str) -> Iterator[None]:
 
 
 def copy_rows(into: Any, source: Any) -> None:
-    """Copy rows, with or without gaps between them, bit for bit; on an open tape the copy is kept like a launch.
+    """Copy rows, with or without gaps between them, bit for bit; an open tape records the copy like a launch.
 
     Shapes and types are equal and the last axis is contiguous; ContractError otherwise.
     """
@@ -260,7 +260,7 @@ def zero(array: Any) -> None:
 
 
 class _DeviceCopy:
-    """One copy on a device, of rows that may have gaps."""
+    """One copy on a device, of rows with or without gaps."""
 
     __slots__ = ("_keep", "_places", "_size")
 
@@ -298,6 +298,6 @@ def _pitch(view: ArrayView, width: int) -> int:
 
 
 def need_device(target: Target, what: str) -> None:
-    """Refuse an architecture that has no device; UsageError says what it was wanted for."""
+    """Refuse an architecture without a device; UsageError names the purpose."""
     if not target.is_cpu and target.device is None:
         raise UsageError(f"{what}: {target} is an architecture without a device: build a plan, or name a device")

@@ -24,7 +24,7 @@ class ScratchUse:
 
 
 class ScratchPlan:
-    """Collects who uses which buffer when. Scopes run one after the other, so that they share buffers."""
+    """Collects the users of each buffer and their times. Scopes run one after the other, so they share buffers."""
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         self._limit = limit_bytes
@@ -33,7 +33,7 @@ class ScratchPlan:
         self._users: dict[tuple[str, str], int] = {}
 
     def use(self, scope: str, user: str, buffer: str, size_bytes: int, steps: tuple[int, int] = (0, 0)) -> None:
-        """Plan a use; ScratchError if another use of the scope is alive then, or the limit is passed."""
+        """Plan a use; ScratchError if another use of the scope is alive then, or the limit is exceeded."""
         new = ScratchUse(scope, user, buffer, size_bytes, *steps)
         if new.last < new.first or size_bytes < 0:
             raise ScratchError(f"{scope}: {user} uses {buffer} for {size_bytes} bytes in steps {steps}")
@@ -63,7 +63,7 @@ class ScratchPlan:
         return dict(sorted(self._sizes.items()))
 
     def planned_bytes(self, buffer: str, user: str) -> int:
-        """Return what a user may lease of a buffer; ScratchError if it planned nothing."""
+        """Return the bytes that a user may lease of a buffer; ScratchError without a plan."""
         if (buffer, user) not in self._users:
             raise ScratchError(f"{user} leases {buffer}, which it did not plan")
         return self._users[buffer, user]
@@ -89,7 +89,7 @@ class Scratch:
     def lease(
         self, buffer: str, user: str, shape: tuple[int, ...], dtype: str = "bf16", stream: object | None = None
     ) -> Iterator[Any]:
-        """Lend a contiguous array for the length of a block; ScratchError if it is taken, too small, or raced for."""
+        """Lend a contiguous array during a block; ScratchError if it is taken, too small, or raced for."""
         carrier = numpy_dtype(dtype)
         needed = int(np.prod(shape, dtype=np.int64)) * carrier.itemsize
         planned = self.plan.planned_bytes(buffer, user)

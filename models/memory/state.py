@@ -1,4 +1,4 @@
-"""What a model remembers of its sequences: paged keys and values, recurrent states. The caller owns it.
+"""The state of a model's sequences: paged keys and values, recurrent states. The caller owns it.
 
 Limits raise and never clamp: no slot, no page, a context that is full.
 """
@@ -61,7 +61,7 @@ class Recurrent:
         return conv, self._zeros((count, dims.value_heads, dims.key_dim, dims.value_dim), "f32")
 
     def snapshots(self, rows: int) -> tuple[Any, Any]:
-        """Return room for both states after each of M rows; they stay until :meth:`restore`."""
+        """Return room for both states after each of M rows, valid until :meth:`restore`."""
         if self._room is None or len(self._room[0]) < rows:
             self._room = self._pool(rows)
         conv, ssm = self._room
@@ -69,7 +69,7 @@ class Recurrent:
         return self.rows
 
     def restore(self, slots: Sequence[int], rows: Sequence[int]) -> None:
-        """Put the state after one row of the last verify pass back into each slot; exact."""
+        """Restore the state after one row of the last verify pass in each slot; exact."""
         if self.rows is None:
             raise UsageError("no verify pass to roll back")
         conv, ssm = self.rows
@@ -94,7 +94,7 @@ class SequenceState:
 
 
 class ModelState:
-    """State of a model's layers, in layer order, and the sequences that use it."""
+    """State of a model's layers, in layer order, and its sequences."""
 
     def __init__(self, dims: ModelDims, sizes: StateSizes, zeros: Zeros = host_zeros) -> None:
         self.sizes, self._vocab, self._name = sizes, dims.vocab, dims.name
@@ -123,7 +123,7 @@ class ModelState:
         return sequence
 
     def close(self, sequence: SequenceState) -> None:
-        """End a sequence; its slot and pages serve others. UsageError for one that is not open here."""
+        """End a sequence and free its slot and pages. UsageError for one that is not open here."""
         self.check_open([sequence])
         del self._open[sequence.slot]
         self._undecided.discard(sequence.slot)
@@ -132,7 +132,7 @@ class ModelState:
         sequence.pages, sequence.length = [], 0
 
     def check_open(self, sequences: Sequence[SequenceState]) -> None:
-        """UsageError unless all of these are open here, and none stands twice."""
+        """UsageError unless all of these are open here, each once."""
         for one in sequences:
             if self._open.get(one.slot) is not one:
                 raise UsageError(f"the sequence of slot {one.slot} is closed, or of another state: open one here")
@@ -140,7 +140,7 @@ class ModelState:
             raise UsageError("a sequence stands twice in one pass")
 
     def check_ids(self, ids: Sequence[Any]) -> None:
-        """UsageError unless all are tokens of the vocabulary: a kernel on a device would read whatever lies there."""
+        """UsageError unless all are tokens of the vocabulary: a device kernel would read out of bounds."""
         for at, token in enumerate(ids):
             if not is_int(token) or not 0 <= token < self._vocab:
                 raise UsageError(f"token {token!r} at place {at}: expected an integer from 0 to {self._vocab - 1}")
@@ -148,9 +148,9 @@ class ModelState:
     def batch(
         self, sequences: Sequence[SequenceState], ids: Sequence[Sequence[int]], phase: Phase, positions: Any = None
     ) -> Batch:
-        """Place new rows of some sequences, taking pages as needed; UsageError if there are too few.
+        """Place new rows of some sequences, with pages as needed; UsageError if there are too few.
 
-        ``positions`` are ``(3, M)`` where tokens have more than a time; without them a token's place is its position.
+        ``positions`` are ``(3, M)`` for tokens with height and width; without them a token's place is its position.
         """
         if len(ids) != len(sequences):
             raise UsageError(f"tokens of {len(ids)} sequences for {len(sequences)} of them: expected as many")
@@ -174,10 +174,10 @@ class ModelState:
         )
 
     def reserve(self, sequences: Sequence[SequenceState], lengths: Sequence[int]) -> None:
-        """Take pages for so many tokens of each sequence; UsageError, and nothing is taken, if they run out.
+        """Take pages for these token counts; UsageError without any change if they run out.
 
-        So it is beyond the model's context.
-        UsageError too while rows of a verify pass wait: it has moved the recurrent states by all of them.
+        A length beyond the model's context is refused in the same way, and so is any call while rows of a verify pass
+        are pending, because that pass has advanced the recurrent states.
         """
         self.check_open(sequences)
         if self._undecided:
@@ -199,9 +199,9 @@ class ModelState:
         return [max(-(-length // size) - len(s.pages), 0) for s, length in zip(sequences, lengths, strict=True)]
 
     def check_room(self, lengths: Sequence[int], longest: int | None = None) -> None:
-        """UsageError unless new sequences of so many tokens fit: slots, pages, and ``longest`` tokens in each.
+        """UsageError unless new sequences of these lengths fit: slots, pages, and ``longest`` tokens in each.
 
-        None may leave the model's context.
+        None may exceed the model's context.
         """
         size = self.sizes.page_size
         if len(lengths) > (free := len(self._free_slots)):
@@ -213,7 +213,7 @@ class ModelState:
             raise UsageError(f"a sequence grows to {most} tokens that are read, steps are recorded for {longest}")
 
     def check_context(self, lengths: Sequence[int]) -> None:
-        """UsageError where a sequence has more tokens than the model's context_length says: no place is beyond it."""
+        """UsageError for a sequence with more tokens than the model's context_length: no position exists beyond it."""
         if self.context is not None and (most := max(lengths, default=0)) > self.context:
             said = f"{self._name} has a context_length of {self.context}"
             raise UsageError(f"a sequence grows to {most} tokens that are read, {said}")
@@ -236,18 +236,18 @@ class ModelState:
         return table
 
     def advance(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
-        """Say that rows of a pass are part of their sequences now."""
+        """Commit rows of a pass to their sequences."""
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.length += count
 
     def await_choice(self, batch: Batch) -> None:
-        """Say that a verify pass has run: nothing else does before :meth:`roll_back`, or its sequences are closed."""
+        """Record that a verify pass has run: only :meth:`roll_back`, or closing its sequences, may follow."""
         self._verified, self._undecided = batch, set(batch.state_slots.tolist())
 
     def roll_back(self, sequences: Sequence[SequenceState], batch: Batch, kept: Sequence[int]) -> None:
-        """Keep the first rows of each sequence of a verify pass, at least one; recurrent states go back exactly.
+        """Keep the first rows of each sequence of a verify pass, at least one; recurrent states are restored exactly.
 
-        Keys and values of the others stand beyond the context, where nothing reads them before they are overwritten.
+        Keys and values of the others lie beyond the context, unread until they are overwritten.
         """
         self.check_open(sequences)
         if batch is not self._verified or [one.slot for one in sequences] != batch.state_slots.tolist():

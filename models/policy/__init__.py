@@ -1,1 +1,1 @@
-"""Which arm serves which shape: pure functions, each threshold with its measurements beside it."""
+"""The policy of dispatch: pure functions from shapes to arms, each threshold with its measurements beside it."""

@@ -13,7 +13,7 @@ from kernel_muster.registry.values import frozen
 # row; tiers: the batch tiers; own: all rows at once, by each projection's own edges.
 QkvArm = Literal["single", "fused", "tiled", "wide", "per_seq", "tiers", "own"]
 QKV_ARMS: tuple[QkvArm, ...] = get_args(QkvArm)
-#: What MUSTER_QKV_ARM may say.
+#: The values of MUSTER_QKV_ARM.
 ASKED_ARMS = ("auto", "tiled", "wide", "per_seq")
 _NAMED: dict[str, QkvArm] = {"tiled": "tiled", "wide": "wide", "per_seq": "per_seq"}
 QKV_TILE = 3
@@ -114,9 +114,9 @@ def cuts_tiles(fewest_rows: int, asked: str, edges: QkvEdges) -> bool:
 
 # rows: every row of a prompt as the decode step of its prefix, with its bits; mma: tiles of rows, weights in BF16.
 PrefillArm = Literal["rows", "mma"]
-#: The head sizes that tiles of rows are compiled for.
+#: The head sizes of the compiled tile kernels.
 MMA_HEAD_DIMS = (128, 256)
-#: The head sizes that attention from projections on is compiled for; the host takes any.
+#: The head sizes of compiled attention from projections on; the host supports any.
 FRESH_HEAD_DIMS = (64, 128, 256)
 # One more than a captured row count (16, 32, 64, ...): padded or not, a pass takes the same arm.
 PREFILL_MMA_ROWS = Threshold(

@@ -8,7 +8,7 @@ from kernel_muster.registry.levers import Levers
 
 Bf16Arm = Literal["gemv", "gemm"]
 
-# The weight is what a launch reads: 16 rows in tiles of 3 read it six times, one launch once.
+# A launch reads the weight: 16 rows in tiles of 3 read it six times, one launch once.
 TIER_ROWS = Threshold(
     "most rows of BF16 QKV and output projections in one GEMV launch each",
     WIDEST_TIER,

@@ -1,4 +1,4 @@
-"""Where a threshold comes from: a number is a fact with a device and kernels, never a guess that travels."""
+"""The origin of a threshold: a number is a fact about a device and its kernels."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -6,9 +6,9 @@ from dataclasses import field
 from kernel_muster.registry.levers import Measured
 from kernel_muster.registry.values import frozen
 
-#: The part that all inherited figures come from, taken with kernels of another engine: 48 SMs, 229.6 GB/s, 24 MB L2.
+#: The device of all inherited figures, taken with kernels of another engine: 48 SMs, 229.6 GB/s, 24 MB L2.
 GB10 = "sm_121a"
-#: What the Hopper GEMM was measured on: 132 SMs, 4.6 TB/s, 60 MB L2. Another part of this architecture has other edges.
+#: The measured device of the Hopper GEMM: 132 SMs, 4.6 TB/s, 60 MB L2. Other parts of this architecture differ.
 H200 = "sm_90a"
 #: The measured part of each architecture: its name as the driver gives it, and in words.
 _DEVICES = {
@@ -19,7 +19,7 @@ _DEVICES = {
 
 @frozen
 class Evidence:
-    """Measurements behind a decision: on which architecture, what was compared, the figures, what nobody measured.
+    """Measurements behind a decision: the architecture, the comparison, the figures, and unmeasured ranges.
 
     ``kernels`` are those that were timed, with the digests of their sources; without any, the figures are of others.
     """
@@ -41,7 +41,7 @@ class Evidence:
 
 @frozen
 class Threshold:
-    """A number that divides two arms. ``measured`` holds the edge of each further architecture of a measured device.
+    """A number that divides two arms. ``measured`` holds the edge of each further architecture with measurements.
 
     Other devices of that architecture take its edge too, as the nearest one that is known: there it is assumed.
     """
@@ -63,5 +63,5 @@ class Threshold:
 
     @property
     def all_evidence(self) -> tuple[Evidence, ...]:
-        """The evidence of the inherited edge and of each that was measured."""
+        """The evidence of the inherited edge and of each measured one."""
         return (self.evidence, *(evidence for _, evidence in self.measured.values()))

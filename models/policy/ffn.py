@@ -1,4 +1,4 @@
-"""Which arm of an FFN serves which rows."""
+"""The arm of an FFN for its rows."""
 
 from typing import Literal, get_args
 
@@ -8,7 +8,7 @@ from kernel_muster.registry.errors import UsageError
 
 FfnArm = Literal["single", "k2", "k3", "km", "grouped", "prefill", "batched", "token_major", "atomic_c4"]
 FFN_ARMS: tuple[FfnArm, ...] = get_args(FfnArm)
-#: Arms that each kind has. The dense kind maps token_major and atomic_c4 to batched.
+#: Arms of each kind. The dense kind maps token_major and atomic_c4 to batched.
 DENSE_ARMS: tuple[FfnArm, ...] = ("single", "k2", "k3", "km", "prefill", "batched", "token_major", "atomic_c4")
 MOE_ARMS: tuple[FfnArm, ...] = (
     "single", "k2", "k3", "grouped", "prefill", "batched", "token_major", "atomic_c4",
@@ -57,7 +57,7 @@ def _small(rows: int) -> FfnArm:
 
 
 def dense_alias(arm: FfnArm) -> FfnArm:
-    """Return the arm that a dense FFN runs for a name; UsageError for an arm of experts only."""
+    """Return the dense FFN's arm for a name; UsageError for an arm of experts only."""
     if arm not in DENSE_ARMS:
         raise UsageError(f"a dense FFN has no arm {arm!r}; it has {', '.join(DENSE_ARMS)}")
     return "batched" if arm in ("token_major", "atomic_c4") else arm

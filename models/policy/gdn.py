@@ -1,4 +1,4 @@
-"""Which form of the gated delta rule serves a pass. All give the same bits but prefill_chunked."""
+"""The kernel of the gated delta rule for a pass. All give the same bits except prefill_chunked."""
 
 from collections.abc import Collection
 from typing import Literal
@@ -11,7 +11,7 @@ from kernel_muster.registry.levers import Levers
 # chunk: the few rows of one sequence; verify_n: the rows of any number of sequences, with the state after each.
 GdnArm = Literal["single", "strided", "norm_strided", "prefill", "prefill_chunked", "chunk", "verify_n"]
 FUSED_VERIFY_ROWS = (2, 3)
-#: The heads that chunks are compiled for: keys of so many values, and values of a multiple of so many.
+#: The head sizes of the compiled chunk kernels: the values of a key, and the factor of the values of a head.
 CHUNKED_KEY_DIM, CHUNKED_VALUE_DIMS = 128, 32
 CHUNKED_PREFILL_ROWS = Threshold(
     "rows a sequence of a prefill above which the delta rule takes it in chunks",
@@ -26,7 +26,7 @@ CHUNKED_PREFILL_ROWS = Threshold(
     ),
 )
 
-#: Most rows that the launch of all inputs of a delta net is compiled for.
+#: Most rows of the compiled launch of all inputs of a delta net.
 FUSED_ROWS = 8
 FUSED_LARGE_ROWS = Threshold(
     "most decode rows of one launch for all inputs of a delta net, where the projection is large",
@@ -67,7 +67,7 @@ def prefill_arm(rows: int, sequences: int, has_chunked: bool) -> GdnArm:
 
 
 def decode_arm(has_strided: bool, has_norm_strided: bool) -> GdnArm:
-    """Return the arm of a decode step: with the norm if it can be; all sequences go in one launch if they can."""
+    """Return the arm of a decode step: with the norm if possible; all sequences in one launch if possible."""
     if has_norm_strided:
         return "norm_strided"
     return "strided" if has_strided else "single"

@@ -1,4 +1,4 @@
-"""Which GEMV tier serves M rows, and how rows are cut into tiles."""
+"""The GEMV tier for M rows, and the division of rows into tiles."""
 
 from collections.abc import Collection
 
@@ -7,10 +7,10 @@ from kernel_muster.models.policy.phase import Phase
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 
-#: Row counts that a tier is compiled for.
+#: Row counts of the compiled tiers.
 TIERS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 WIDEST_TIER = 16
-#: Most rows of the one launch that takes more than that, 32 at a time. It covers what the tiers leave to chunks.
+#: Most rows of the wide launch, which takes 32 rows at a time. It covers the row counts between tiers and chunks.
 WIDE_TIER = 256
 
 # N = K = 5120, us, on a GB10 (its SIMT kernels paid about 80 instructions for each unused row; 9 to 15 rows not
@@ -47,7 +47,7 @@ def row_tiles(rows: int, widest: int = 3) -> tuple[int, ...]:
 
 
 def chunk_tier(rows: int, available: Collection[int]) -> int | None:
-    """Return what serves a chunk of M rows in one launch: a tier, or above 16 rows the wide one."""
+    """Return the kernel for a chunk of M rows in one launch: a tier, or above 16 rows the wide one."""
     if WIDEST_TIER < rows <= WIDE_TIER and WIDE_TIER in available:
         return WIDE_TIER
     return gemv_tier(rows, available)

@@ -1,4 +1,4 @@
-"""Whether decode reads each routed expert once (grouped), and which twin of the grouped kernels serves a K."""
+"""Grouped decode, which reads each routed expert once, and the twin of the grouped kernels for a K."""
 
 from kernel_muster.models.policy.evidence import GB10, H200, Evidence, Threshold
 from kernel_muster.registry.levers import Levers
@@ -75,5 +75,5 @@ def takes_fused_shared(experts: int, top_k: int, router: str, has_shared: bool, 
 
 
 def takes_k64(k: int, is_available: bool) -> bool:
-    """Whether the grouped twin with a K step of 64 serves this K: wherever K divides; its speed is unmeasured."""
+    """Whether the grouped twin with a K step of 64 serves this K: if it divides K; its speed is unmeasured."""
     return is_available and k % GROUPED_K_STEP == 0

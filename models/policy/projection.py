@@ -1,4 +1,4 @@
-"""Which arm serves the rows of one NVFP4 projection: GEMV tiers, or one GEMM over all rows.
+"""The arm for the rows of one NVFP4 projection: GEMV tiers, or one GEMM over all rows.
 
 Wide verify goes by the same rule: 1 to 16 rows of a verify are tiers, 17 (16 drafts and the token before) are a
 GEMM, and which one depends on the layout plan: ``tiles`` holds only kernels whose copy of the weight is built.
@@ -14,7 +14,7 @@ from kernel_muster.models.policy.tile import GemmShape, TileName
 from kernel_muster.registry.levers import Levers
 
 Arm = Literal["gemv", "gemm"]
-#: What MUSTER_W4A16_ARM may say.
+#: The values of MUSTER_W4A16_ARM.
 ASKED_ARMS = ("auto", "gemv", "tile", "hopper")
 
 # The Hopper GEMM from here up, where it is there: its place between one tier, the wide one and the GEMM. A small weight

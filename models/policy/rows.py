@@ -1,4 +1,4 @@
-"""Row counts: the batch sizes that decode graphs are captured for, and the rows of a verify pass."""
+"""Row counts: the captured batch sizes of decode, and the rows of a verify pass."""
 
 from kernel_muster.registry.errors import UsageError
 
@@ -21,7 +21,7 @@ def verify_rows(drafts: int) -> int:
 
 
 def committed_rows(accepted: int) -> int:
-    """Return how many rows reach the drafter's context after an accept; plain decode is an accept of none."""
+    """Return the number of rows that reach the drafter's context after an accept; plain decode accepts none."""
     return accepted + 1 if accepted >= 0 else _at_least(accepted, "accepted")
 
 

@@ -1,9 +1,9 @@
-"""Whether drafting pays: a verify pass must give more tokens than the plain steps that fit into its time."""
+"""The decision to draft: a verify pass must give more tokens than plain steps in the same time."""
 
 from kernel_muster.models.policy.evidence import GB10, Evidence, Threshold
 from kernel_muster.registry.errors import UsageError
 
-# A mean over fewer steps says nothing: acceptance moved between 1.72 and 1.93 in single runs of one pair.
+# A mean over fewer steps is unreliable: acceptance moved between 1.72 and 1.93 in single runs of one pair.
 LEAST_STEPS = Threshold(
     "least verify steps before speculation may be suspended",
     16,

@@ -1,4 +1,4 @@
-"""Which W4A16 GEMM serves a shape. The tile variants are bit-identical to one another; the Hopper kernel is not."""
+"""The W4A16 GEMM for a shape. The tile variants are bit-identical to one another; the Hopper kernel is not."""
 
 from collections.abc import Collection
 from typing import Literal, get_args
@@ -26,7 +26,7 @@ DEEP_K = Threshold(
         "5120 < K < 6144",
     ),
 )
-#: The edge before those measurements; MUSTER_NO_W4A16_K64 brings it back.
+#: The edge before those measurements; MUSTER_NO_W4A16_K64 restores it.
 LEGACY_DEEP_K = 8192
 DEEP_K_STEP = 64
 
@@ -96,7 +96,7 @@ def is_deep(shape: GemmShape, levers: Levers) -> bool:
 
 
 def is_narrow(shape: GemmShape, levers: Levers) -> bool:
-    """Whether the wide grid leaves the device so empty that the narrow-N twin wins."""
+    """Whether the wide grid leaves so many multiprocessors idle that the narrow-N twin wins."""
     return shape.wide_blocks <= int(levers["MUSTER_W4A16_NARROW_BLOCKS"] or 0)
 
 
@@ -117,12 +117,12 @@ def m128_variant(phase: Phase, levers: Levers) -> TileName:
 
 
 def is_tiny(n: int, k: int, levers: Levers) -> bool:
-    """Whether a weight is so small that tile GEMMs come before the Hopper one, unless that is forced."""
+    """Whether a weight is so small that tile GEMMs precede the Hopper GEMM, unless that is forced."""
     return levers["MUSTER_W4A16_ARM"] != "hopper" and n * k <= int(levers["MUSTER_W4A16_HOPPER_TINY_MI"] or 0) << 20
 
 
 def choose_tile(shape: GemmShape, phase: Phase, available: Collection[TileName], levers: Levers) -> TileName:
-    """Return the kernel for a shape among those that are there: the Hopper one, else the tile variant that fits.
+    """Return the kernel for a shape among the available ones: the Hopper GEMM, else the fitting tile variant.
 
     Without a transposed copy that is ``base``. UsageError if there is none at all.
     """
@@ -135,7 +135,7 @@ def choose_tile(shape: GemmShape, phase: Phase, available: Collection[TileName],
 def reachable_tiles(
     n: int, k: int, available: Collection[TileName], levers: Levers, phases: Collection[Phase] = PHASES
 ) -> frozenset[TileName]:
-    """Return the kernels that some number of rows in some phase reaches: the copies that others read are not built."""
+    """Return the kernels that some number of rows in some phase reaches: copies for other kernels are not built."""
     most_small = int(levers["MUSTER_W4A16_M128_ABOVE"] or 0)
     # The wide grid grows by its blocks at one row every 64 rows, and is narrow up to a sum of these.
     most_narrow = 64 * (int(levers["MUSTER_W4A16_NARROW_BLOCKS"] or 0) // max(GemmShape(1, n, k).wide_blocks, 1))
@@ -165,5 +165,5 @@ def _tiles(shape: GemmShape, phase: Phase, levers: Levers) -> list[TileName]:
         order.append("k64_n64")
     if is_small(shape, levers):
         order += ["k64", "t"] if deep else ["t"]
-    # What a missing variant leaves: v1 first, then the small tile.
+    # Replacements of a missing variant: v1 first, then the small tile.
     return [*order, m128_variant(phase, levers), "m128", "t"]

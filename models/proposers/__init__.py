@@ -1,1 +1,1 @@
-"""What drafts tokens for a model to verify: one proposer a kind, with a state of its own for each sequence."""
+"""Proposers, which draft tokens for a model to verify: one for each kind, with a state for each sequence."""

@@ -14,9 +14,9 @@ from kernel_muster.registry.levers import Levers
 
 
 class DflashProposer:
-    """A proposer whose cache holds the last ``window`` tokens of the target's context, and behind them the block.
+    """A proposer whose cache holds the last ``window`` tokens of the target's context, and then the block.
 
-    The window is a ring: rotary positions are in the keys, so that the order of tokens in the cache means nothing.
+    The window is a ring: rotary positions are in the keys, so the order of tokens in the cache does not matter.
     """
 
     def __init__(self, drafter: Drafter, levers: Levers, sizes: StateSizes) -> None:
@@ -39,9 +39,9 @@ class DflashProposer:
         return self._caches[sequence.slot].length
 
     def commit(self, rows: Committed) -> None:
-        """Project the target's rows to keys and values of every layer; of many, the last ``window`` stay.
+        """Project the target's rows to keys and values of every layer; of many rows, the last ``window`` stay.
 
-        The one way into the drafter's context; MUSTER_DFLASH_COMMIT_CTX closes it.
+        It is the only input of the drafter's context; MUSTER_DFLASH_COMMIT_CTX disables it.
         """
         if not self._commits:
             return

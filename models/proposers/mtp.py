@@ -26,10 +26,10 @@ class _Draft:
 
 
 class MtpProposer:
-    """A proposer with a paged cache of its own.
+    """A proposer with a separate paged cache.
 
-    A committed row enters the cache with the target's hidden row; rows of drafts only stand there until the next
-    commit, which overwrites them. MUSTER_MTP_PREFILL decides whether the prompt enters, or its last row alone.
+    A committed row enters the cache with the target's hidden row. Draft rows stay there only until the next commit
+    overwrites them. MUSTER_MTP_PREFILL decides whether the whole prompt enters, or its last row alone.
     """
 
     reads: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ class MtpProposer:
         self._state.close(self._drafts.pop(sequence.slot).cache)
 
     def commit(self, rows: Committed) -> None:
-        """Read committed rows with the tokens after them; what the head says behind the last one is the first draft."""
+        """Read committed rows with the tokens after them; the head's result for the last one is the first draft."""
         chosen: list[int] = []
         counts: list[int] = []
         positions: list[int] = []
@@ -79,7 +79,7 @@ class MtpProposer:
         self, drafts: Sequence[_Draft], counts: Sequence[int], ids: Sequence[int], hidden: Any,
         positions: Sequence[int], is_prompt: bool,
     ) -> list[Any]:  # fmt: skip
-        """Run committed rows through the head; what a verify pass has kept goes through its recording."""
+        """Run committed rows through the head; the kept rows of a verify pass use its recording."""
         caches = [draft.cache for draft in drafts]
         if not is_prompt and max(counts) <= self._rows:
             step = self._commits.get(len(drafts))
@@ -92,7 +92,7 @@ class MtpProposer:
         return [out[end : end + 1] for end in ends]
 
     def propose(self, sequences: Sequence[SequenceState], last_ids: Sequence[int]) -> Any:
-        """Draft token by token, recorded once a number of sequences; the last ids are known from the commit already."""
+        """Draft token by token, recorded once for each number of sequences; the commit already has the last ids."""
         drafts = [self._drafts[sequence.slot] for sequence in sequences]
         rows = [draft.last for draft in drafts if draft.last is not None]
         if len(rows) != len(drafts):

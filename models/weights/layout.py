@@ -1,4 +1,4 @@
-"""The layout plan as a model fills it: which copies of each weight are built, why, and how many bytes."""
+"""The layout plan of a model: the built copies of each weight, with reasons and bytes."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -16,17 +16,17 @@ Readers = Mapping[str, Iterable[AnyHandle]]
 
 
 class PlannedWeight:
-    """One weight in every layout that its kernels read; without values where only a plan was made."""
+    """One weight in every layout of its kernels; without values in a plan."""
 
     def __init__(self, spec: WeightSpec, layouts: frozenset[str], copies: Mapping[str, Any]) -> None:
         self.spec, self.layouts, self._copies = spec, layouts, dict(copies)
 
     def serves(self, handle: AnyHandle) -> bool:
-        """Whether a kernel is there and the plan builds the copy that it reads."""
+        """Whether the kernel exists and the plan builds its copy."""
         return bool(handle) and handle.weight_layout in self.layouts
 
     def copy_for(self, handle: AnyHandle) -> Any:
-        """Return the copy that a kernel reads; UsageError if there is none, NullKernelError if there is no kernel."""
+        """Return a kernel's copy; UsageError if there is none, NullKernelError if there is no kernel."""
         layout = handle.weight_layout
         if layout in self._copies:
             return self._copies[layout]
@@ -38,14 +38,14 @@ class PlannedWeight:
 
     @property
     def plain(self) -> Any:
-        """The logical weight, for kernels that were planned to read it so; UsageError if there is none."""
+        """The logical weight, for kernels planned to read it directly; UsageError if there is none."""
         if self.spec.logical_layout not in self._copies:
             raise UsageError(f"{self.spec.name}: the model was planned without weights and cannot compute")
         return self._copies[self.spec.logical_layout]
 
 
 class WeightPlanner:
-    """Asks a source for weights, and builds of each, in ``memory``, the copies that the chosen kernels declare."""
+    """Gets weights from a source, and builds in ``memory`` the copies that the selected kernels declare."""
 
     def __init__(self, layouts: LayoutPlan, source: WeightSource, memory: Memory | None = None) -> None:
         self._layouts, self.source = layouts, source
@@ -56,12 +56,12 @@ class WeightPlanner:
         self, spec: WeightSpec, readers: Readers, value: Any = None, plain: Readers = MappingProxyType({}),
         conditions: Mapping[str, str] = MappingProxyType({}),
     ) -> PlannedWeight:  # fmt: skip
-        """Build the copies of one weight. ``readers`` are kernels by why they read it: ``{"decode": tiers, ...}``.
+        """Build the copies of one weight. ``readers`` are kernels by reason: ``{"decode": tiers, ...}``.
 
-        A copy that no kernel can make out of the logical weight is not built, and the audit says LAYOUT_MISSING.
-        ``value`` is the logical weight where it is made here and not found in the source. ``plain`` are kernels that
-        take the logical weight's values as an array, beside a weight that has their layout. ``conditions`` say of a
-        reason on what it depends: a copy that has no other reason is conditional.
+        A copy that no kernel can make from the logical weight is not built, and the audit reports LAYOUT_MISSING.
+        ``value`` is the logical weight if it is made here and not found in the source. ``plain`` are kernels that take
+        the logical weight's values as an array, beside a weight with their layout. ``conditions`` are conditions of
+        reasons: a copy without any other reason is conditional.
         """
         logical = moved_to(self.memory, self.source.find(spec) if value is None else value)
         wanted: dict[str, list[KernelKey]] = {}

@@ -15,19 +15,19 @@ from kernel_muster.models.weights.source import WeightSpec
 from kernel_muster.registry.contract.nvfp4 import GROUP, Nvfp4Weight
 from kernel_muster.registry.contract.weights import Bf16Weight
 
-# Mean squares of E2M1 codes and of the 16 scales: what a value's variance is made of.
+# Mean squares of E2M1 codes and of the 16 scales: the parts of a value's variance.
 _CODES_SQUARE = (0.25 + 1 + 2.25 + 4 + 9 + 16 + 36) / 8
 _SCALES_SQUARE = sum((2.0 ** (byte // 8 - 7) * (1 + byte % 8 / 8)) ** 2 for byte in range(0x30, 0x40)) / 16
 _FIRST_SCALE, _SCALES = 0x30, 0x0F
 #: Routers with decisive logits, as trained ones have: near ties between experts are seldom.
 _ROUTER_GAIN = 4.0
 _ARRAY_SPREAD = 0.1
-# Words a step: bounds what the arithmetic takes besides the weight to about 1 GB.
+# Words in each step: limits the extra memory of the arithmetic to about 1 GB.
 _STEP = 1 << 26
 
 
 class RandomWeights:
-    """A source of weights. ``plain_norms`` are suffixes of norms that are around one and not around zero."""
+    """A source of weights. ``plain_norms`` are suffixes of norms around one, not around zero."""
 
     def __init__(
         self, seed: int = 0, memory: Memory | None = None, plain_norms: tuple[str, ...] = (".gdn.norm",)
@@ -39,7 +39,7 @@ class RandomWeights:
         return RandomWeights(self._seed, memory, self._plain)
 
     def quant_of(self, name: str) -> None:
-        """Return nothing: it makes what it is asked for."""
+        """Return None: it makes every requested weight."""
 
     def find(self, spec: WeightSpec) -> Any:
         """Make a weight."""
@@ -106,5 +106,5 @@ class RandomWeights:
 
 
 def in_memory(source: Any, memory: Memory) -> Any:
-    """Return a source that makes its weights in a memory, where it can; any other stays as it is."""
+    """Return a source that makes its weights in a memory, if it can; any other source is unchanged."""
     return source.on(memory) if isinstance(source, RandomWeights) else source

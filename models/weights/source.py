@@ -1,4 +1,4 @@
-"""Where logical weights come from: nowhere (a plan), a mapping that was loaded, or random numbers."""
+"""Sources of logical weights: none (a plan), a loaded mapping, or random numbers."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -16,7 +16,7 @@ from kernel_muster.registry.values import frozen
 
 @frozen
 class WeightSpec:
-    """A weight that a layer needs: ``quant`` is nvfp4, bf16 (both projections, ``(..., N, K)``) or array (BF16)."""
+    """A layer's weight: ``quant`` is nvfp4, bf16 (both projections, ``(..., N, K)``) or array (BF16)."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,28 +33,28 @@ class WeightSpec:
 
     @property
     def logical_layout(self) -> str:
-        """The layout that the logical weight itself has."""
+        """The layout of the logical weight itself."""
         return nvfp4.ROW_MAJOR if self.quant == "nvfp4" else BF16_ROW_MAJOR
 
 
 class WeightSource(Protocol):
-    """Gives the value of a weight, or None where only a plan is made."""
+    """Gives the value of a weight, or None in a plan."""
 
     def find(self, spec: WeightSpec) -> Any | None:
         """Return the logical weight; UsageError if it does not fit."""
 
     def quant_of(self, name: str) -> str | None:
-        """Return the quantisation that a weight was found with, or None if nothing is known."""
+        """Return the stored quantisation of a weight, or None if unknown."""
 
 
 class PlanOnly:
     """No weights: layers look up and plan, and cannot compute."""
 
     def find(self, spec: WeightSpec) -> None:
-        """Return nothing."""
+        """Return None."""
 
     def quant_of(self, name: str) -> None:
-        """Return nothing."""
+        """Return None."""
 
 
 class GivenWeights:
@@ -64,7 +64,7 @@ class GivenWeights:
         self._weights = dict(weights)
 
     def find(self, spec: WeightSpec) -> Any:
-        """Return a weight by its name; UsageError says what is missing or does not fit."""
+        """Return a weight by its name; UsageError for a missing or wrong one."""
         if spec.name not in self._weights:
             raise UsageError(f"{spec.name}: no such weight, expected {spec.quant} {spec.shape}")
         value = self._weights[spec.name]
@@ -74,7 +74,7 @@ class GivenWeights:
         return value
 
     def quant_of(self, name: str) -> str | None:
-        """Return the quantisation of a weight that is there."""
+        """Return the quantisation of an existing weight."""
         return getattr(self._weights.get(name), "quant", None)
 
 
@@ -97,11 +97,11 @@ class SyntheticWeights:
         return stack_experts([nvfp4.quantize(matrix) for matrix in matrices], tuple(lead))
 
     def quant_of(self, name: str) -> None:
-        """Return nothing: it makes what it is asked for."""
+        """Return None: it makes every requested weight."""
 
 
 def moved_to(memory: Memory, weight: Any | None) -> Any | None:
-    """Return a weight whose arrays lie in a memory; its global scale stays on the host, which reads it at launch."""
+    """Return a weight with its arrays in a memory; its global scale stays on the host, which reads it at launch."""
     if weight is None or memory.is_host:
         return weight
     if isinstance(weight, Bf16Weight):
@@ -113,7 +113,7 @@ def moved_to(memory: Memory, weight: Any | None) -> Any | None:
 
 
 def stack_experts(matrices: Sequence[Nvfp4Weight], lead: tuple[int, ...]) -> Nvfp4Weight:
-    """Put matrices of one shape behind leading axes (none of them: the one matrix itself)."""
+    """Stack matrices of one shape along leading axes (without axes: the one matrix itself)."""
     packed = np.stack([matrix.packed for matrix in matrices])
     scales = np.stack([matrix.block_scale for matrix in matrices])
     globals_ = np.array([matrix.global_scale_decode for matrix in matrices], np.float32)
@@ -123,7 +123,7 @@ def stack_experts(matrices: Sequence[Nvfp4Weight], lead: tuple[int, ...]) -> Nvf
 
 
 def fuse_rows(weights: Sequence[Nvfp4Weight]) -> Nvfp4Weight | None:
-    """Put row-major weights of one K below each other; None unless their global scales are equal (or there is none)."""
+    """Stack row-major weights of one K; None unless their global scales are equal (or there is none)."""
     scales = {float(weight.global_scale_decode) for weight in weights}
     if len(scales) != 1 or any(weight.layout != nvfp4.ROW_MAJOR for weight in weights):
         return None
