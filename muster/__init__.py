@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
     from kernel_muster.registry.backends.numba.numba_kernel import NumbaEntry, NumbaKernel
     from kernel_muster.registry.backends.request import EntryPoint
+    from kernel_muster.registry.backends.torch_op import TorchOpKernel
     from kernel_muster.registry.backends.triton.triton_kernel import TritonKernel
     from kernel_muster.registry.contract.builders import DecodesItself, ModelBuilder
     from kernel_muster.registry.contract.contracts import Case, Contract, Tolerance
@@ -56,6 +57,7 @@ _HOME = {
     "registry.launch.workspace": ("Counters", "Scratch", "TensorMap"),
     "registry.backends.numba.numba_kernel": ("NumbaEntry", "NumbaKernel"),
     "registry.backends.request": ("EntryPoint",),
+    "registry.backends.torch_op": ("TorchOpKernel",),
     "registry.backends.triton.triton_kernel": ("TritonKernel",),
     "registry.contract.builders": ("DecodesItself", "ModelBuilder"),
     "registry.contract.contracts": ("Case", "Contract", "Tolerance"),
@@ -118,6 +120,7 @@ __all__ = [
     "TensorMap",
     "TensorParam",
     "Tolerance",
+    "TorchOpKernel",
     "TritonKernel",
     "UsageError",
     "WeightParam",

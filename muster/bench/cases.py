@@ -15,8 +15,8 @@ from kernel_muster.bench.families.small import MOST_COPIES, mover
 from kernel_muster.bench.measure import BenchFamily
 from kernel_muster.bench.problem import Problem, Request, Shape
 from kernel_muster.bench.timing import copies_of
-from kernel_muster.registry.backends.cuda_kernel import is_device_backend
 from kernel_muster.registry.contract.contracts import Arguments, Case
+from kernel_muster.registry.contract.specs import is_host_backend
 from kernel_muster.registry.errors import DeviceStuck, MusterError, UsageError
 from kernel_muster.registry.hardware.stuck import why_stuck
 from kernel_muster.registry.keys import KernelKey
@@ -37,7 +37,7 @@ def keys_family(pattern: str) -> BenchFamily:
 
 def keys_like(kernels: Lookups, pattern: str) -> list[KernelKey]:
     """Return the keys of device kernels that match a pattern; UsageError with a suggestion if there is none."""
-    specs = (row.spec for row in kernels.catalog.kernels if is_device_backend(row.spec.backend))
+    specs = (row.spec for row in kernels.catalog.kernels if not is_host_backend(row.spec.backend))
     keys = {str(spec.key): spec.kernel_key for spec in specs}
     fitting = [key for text, key in sorted(keys.items()) if fnmatchcase(text, pattern)]
     if not fitting:

@@ -17,6 +17,7 @@ from kernel_muster.registry.backends.cache import LOCK_SECONDS
 from kernel_muster.registry.backends.cuda_kernel import DeviceBackend, LaunchPlan, idle_problem, is_device_backend
 from kernel_muster.registry.backends.pool import BuildPool, Outcome
 from kernel_muster.registry.backends.request import BuildFailure, BuildRequest, Built, EntryPoint
+from kernel_muster.registry.backends.torch_op import CalledBackend, is_called_backend
 from kernel_muster.registry.contract.arrays import ArrayView
 from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.contract.specs import KernelSpec
@@ -24,7 +25,14 @@ from kernel_muster.registry.errors import ContractError, MusterError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.arch import Arch
 from kernel_muster.registry.hardware.target import Device
-from kernel_muster.registry.launch.prepared import InOrder, LaunchFailed, PreparedLaunch, bindings, checked
+from kernel_muster.registry.launch.prepared import (
+    CalledLaunch,
+    InOrder,
+    LaunchFailed,
+    PreparedLaunch,
+    bindings,
+    checked,
+)
 from kernel_muster.registry.launch.runners import BuildState, Launch, LaunchOptions, Progress
 from kernel_muster.registry.launch.workspace import Places, Scratch, TensorMap, place_workspace, regions_of
 from kernel_muster.registry.plugin_code.watch import cause_chain, one_line, watched
@@ -66,6 +74,8 @@ class BuildRunner:
 
     def start(self, spec: KernelSpec) -> None:
         """Begin the build of a spec in the pool; what keeps it from beginning, ``state`` says."""
+        if is_called_backend(spec.backend):  # its code is there already
+            return
         with contextlib.suppress(BuildFailure):
             self._submit(spec)
 
@@ -113,6 +123,8 @@ class BuildRunner:
 
     def state(self, spec: KernelSpec) -> BuildState:
         """Wait for one spec's build and say how it ended."""
+        if is_called_backend(spec.backend):
+            return BuildState("registered")
         try:
             outcome = self.built(spec)
         except BuildFailure as failure:
@@ -147,6 +159,8 @@ class DeviceRunner(BuildRunner):
 
     def state(self, spec: KernelSpec) -> BuildState:
         """Wait for one spec's build, load it, and say how far it came."""
+        if is_called_backend(spec.backend):
+            return _called_state(spec, spec.backend)
         state = super().state(spec)
         if state.stage != "compiled":
             return state
@@ -161,15 +175,25 @@ class DeviceRunner(BuildRunner):
 
     def scratch_bytes(self, owner: str, spec: KernelSpec, bound: Bound) -> int:
         """Return what the launches of these arguments need besides them."""
+        if is_called_backend(spec.backend):
+            return 0
         _, plans = self._plans(owner, spec, bound)
         return regions_of(plans, Scratch).size_bytes
 
     def prepare(self, owner: str, spec: KernelSpec, bound: Bound, options: LaunchOptions) -> Launch:
         """Check what a device asks of arguments, and return a launch that only enqueues."""
+        backend = spec.backend
+        if is_called_backend(backend):
+            for name, view in bound.views.items():
+                self._check(owner, name, view, name in backend.strided)
+            return CalledLaunch(backend.prepare(bound, self._device.ordinal))
         module, plans = self._plans(owner, spec, bound)
         places = place_workspace(owner, plans, options, self._device.ordinal)
         launches = [self._prepared(owner, module, plan, options.overlap and plan is plans[0], places) for plan in plans]
-        return launches[0] if len(launches) == 1 else InOrder(launches)
+        launch = launches[0] if len(launches) == 1 else InOrder(launches)
+        if options.is_borrowed:
+            launch.let_go()
+        return launch
 
     def _plans(self, owner: str, spec: KernelSpec, bound: Bound) -> "tuple[_Module, tuple[LaunchPlan, ...]]":
         backend = spec.backend
@@ -215,6 +239,13 @@ class DeviceRunner(BuildRunner):
             if place not in self._modules:
                 self._modules[place] = _Module(self._device, built, outcome.request.entries)
             return self._modules[place]
+
+
+def _called_state(spec: KernelSpec, backend: CalledBackend) -> BuildState:
+    try:
+        return BuildState("loaded", compiler=backend.load())
+    except BuildFailure as failure:
+        return BuildState("registered", failure.finding(spec.key))
 
 
 # Machine code that nothing refers to any more, by device. It is unloaded when other code is loaded and not when Python

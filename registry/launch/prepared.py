@@ -1,7 +1,7 @@
 """Prepared launches: one call of the driver with everything but its stream in place."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, Protocol
 
@@ -80,7 +80,12 @@ class PreparedLaunch:
         config.attrs, config.numAttrs = attributes, len(attributes)
         self._config = config
         self._stream: object = self  # no stream yet
-        self._keep = (module, values, pointers, plan.arguments, attributes, places)
+        self._keep: tuple[Any, ...] = (module, values, pointers, plan.arguments, attributes, places)
+
+    def let_go(self) -> None:
+        """Keep the arguments' memory no longer: whoever calls this keeps it."""
+        module, values, pointers, _, attributes, places = self._keep
+        self._keep = (module, values, pointers, (), attributes, places)
 
     @property
     def owns_memory(self) -> bool:
@@ -101,6 +106,23 @@ class PreparedLaunch:
         self._launch = refuse_launch(why)
 
 
+class CalledLaunch:
+    """A call of code that enqueues by itself, with everything but its stream in place."""
+
+    __slots__ = ("__weakref__", "_call")
+
+    def __init__(self, call: Callable[[int], object]) -> None:
+        self._call = call
+
+    def __call__(self, stream: object | None = None) -> None:
+        """Enqueue."""
+        self._call(stream_pointer(stream))
+
+    def revoke(self, why: str) -> None:
+        """Raise NullKernelError from now on."""
+        self._call = refuse_launch(why)
+
+
 class InOrder:
     """Several launches that follow each other on one stream."""
 
@@ -108,6 +130,11 @@ class InOrder:
 
     def __init__(self, launches: Sequence[PreparedLaunch]) -> None:
         self._launches = launches
+
+    def let_go(self) -> None:
+        """Keep the arguments' memory no longer."""
+        for launch in self._launches:
+            launch.let_go()
 
     @property
     def owns_memory(self) -> bool:

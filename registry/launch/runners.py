@@ -38,7 +38,8 @@ class LaunchOptions:
 
     ``overlap``: it may begin while the launch before it runs. ``scratch``: the caller's device memory, else its own.
     ``stream``: the stream that it will run on, where that is known; memory of its own then belongs to that stream.
-    ``memory``: where scratch and counters of its own come from; CuPy's pool without it.
+    ``memory``: where scratch and counters of its own come from; CuPy's pool without it. ``is_borrowed``: its arguments
+    are kept alive by whoever calls it.
     """
 
     overlap: bool = False
@@ -46,6 +47,7 @@ class LaunchOptions:
     stream: object | None = None
     is_stream_known: bool = False
     memory: LaunchMemory | None = None
+    is_borrowed: bool = False
 
 
 @frozen
