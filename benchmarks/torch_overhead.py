@@ -1,10 +1,10 @@
-"""The host time of one launch as an operator of torch, beside the ways without it and a native operator.
+"""What the host spends on one launch as an operator of torch, beside the ways without it and a native operator.
 
     python benchmarks/torch_overhead.py [--target cuda]
 
 Each figure is the median of several interleaved rounds of one process. On a GPU the problems are so small that the
-launches never wait for the device; the stream is empty before each round. On ``cpu`` the kernel's own time, in NumPy,
-counts in every row but the native one.
+launches never wait for the device; the stream is empty before each round. On ``cpu`` the kernel itself, NumPy, counts
+in every row but the native one.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import kernel_muster as km
 import torch
-from kernel_muster.torch import Kernels
+from kernel_muster.torch import Kernels, Nvfp4Linear, RMSNorm
 from kernel_muster.torch.arrays import host_array
 from record import header
 from rich.console import Console
@@ -25,7 +25,7 @@ ROWS, WIDTH = 4, 256
 
 
 def contestants(kernels: Kernels) -> dict[str, Callable[[], object]]:
-    """Return the calls by name: all compute the same RMS norm except the last, which allocates its result."""
+    """Return the calls by name: an RMS norm in every way, modules, and native operators."""
     kernel = kernels.kernel("norm", "rms_norm")
     device = kernels.device
     x = torch.randn(ROWS, WIDTH, device=device).to(torch.bfloat16)
@@ -34,12 +34,18 @@ def contestants(kernels: Kernels) -> dict[str, Callable[[], object]]:
     stream = torch.cuda.current_stream().cuda_stream if kernel.on_device else None
     prepared = kernel.handle.prepare(arrays[0], arrays[1], 1e-6, 0.0, arrays[2])
     op, token = kernel.op, kernel.token
+    module = RMSNorm(weight, 1e-6).bind(kernels)
+    plain = torch.nn.Linear(WIDTH, WIDTH, bias=False, device=device).to(torch.bfloat16)
+    linear = Nvfp4Linear.of_module(plain).bind(kernels)
     return {
         "launch of handle.prepare(...)": lambda: prepared(stream),
         "handle.prepare(...) alone": lambda: kernel.handle.prepare(arrays[0], arrays[1], 1e-6, 0.0, arrays[2]),
         "handle(...)": lambda: kernel.handle(arrays[0], arrays[1], 1e-6, 0.0, arrays[2], stream=stream),
         "torch.ops.muster.rms_norm(...)": lambda: op(x, weight, 1e-6, 0.0, out, served_by=token),
         "Kernel(...)": lambda: kernel(x, weight, 1e-6, 0.0, out),
+        "RMSNorm module": lambda: module(x),
+        "Nvfp4Linear module": lambda: linear(x),
+        "torch.nn.Linear module": lambda: plain(x),
         "torch.nn.functional.rms_norm(...)": lambda: torch.nn.functional.rms_norm(x, (WIDTH,), weight, 1e-6),
         "torch.add(..., out=)": lambda: torch.add(x, x, out=out),
     }

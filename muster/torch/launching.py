@@ -1,11 +1,21 @@
-"""From the arguments of an operator to a launch: on the host at once, on a device in torch's current stream."""
+"""From the arguments of an operator to a launch: on the host at once, on a device in torch's current stream.
 
-from collections.abc import Sequence
+Torch's allocator gives a program the same addresses again and again. A launch is therefore kept, by the addresses of
+its arguments and all else that its contract checks, and enqueued again where all of that is equal.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from kernel_muster.registry.launch.prepared import InOrder, PreparedLaunch
 from kernel_muster.registry.selection.handles import AnyHandle
 from kernel_muster.torch.arrays import host_array
+
+Key = tuple[Any, ...]
+_MOST_KEPT = 8192
 
 
 class TorchMemory:
@@ -23,7 +33,82 @@ class TorchMemory:
         return torch.zeros(size_bytes, dtype=torch.uint8, device=self._device)
 
 
+class KeptLaunches:
+    """Launches by all that they depend on: kernel, stream, and every argument.
+
+    They keep no argument alive: who enqueues one has arguments at the same addresses. A launch with memory of its own,
+    scratch for instance, is not kept, and none is inside a capture: a graph must own what it uses.
+    """
+
+    def __init__(self, most: int = _MOST_KEPT) -> None:
+        self._most = most
+        self._kept: dict[Key, tuple[AnyHandle, Callable[[object], None]]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """The number of launches that are kept."""
+        return len(self._kept)
+
+    def enqueue(self, handle: AnyHandle, arguments: Sequence[Any], stream: int, memory: Any) -> None:
+        """Enqueue a launch that is kept, or check the arguments, enqueue, and keep the launch."""
+        key = key_of(handle, stream, arguments)
+        found = self._kept.get(key) if key is not None else None
+        if found is not None:
+            found[1](stream)
+            return
+        launch = handle.borrow(arguments, stream, memory)
+        launch(stream)
+        if key is not None and isinstance(launch, PreparedLaunch | InOrder) and not launch.owns_memory:
+            self._keep(key, handle, launch)
+
+    def _keep(self, key: Key, handle: AnyHandle, launch: Callable[[object], None]) -> None:
+        with self._lock:
+            if len(self._kept) >= self._most:  # the older half has had its time
+                for old in list(self._kept)[: self._most // 2]:
+                    del self._kept[old]
+            self._kept[key] = handle, launch  # the handle too: its identity is a part of the key
+
+
+def key_of(handle: AnyHandle, stream: int, arguments: Sequence[Any]) -> Key | None:
+    """Return all that a launch depends on; None where an argument is something that nobody can compare."""
+    parts: list[Any] = [id(handle), stream]
+    try:
+        for one in arguments:
+            if isinstance(one, torch.Tensor):
+                parts.append(_tensor_key(one))
+            elif one is None or isinstance(one, int | float):
+                parts.append(_number_key(one))
+            else:
+                parts.append(tuple((name, _part_key(value)) for name, value in vars(one).items()))
+                parts.append(type(one))
+        key = tuple(parts)
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _tensor_key(tensor: torch.Tensor) -> Key:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _number_key(value: float | None) -> Key:
+    # 1, 1.0 and True are equal, and 0.0 is equal to -0.0: none may stand for another.
+    return type(value), value, repr(value) if value == 0 else ""
+
+
+def _part_key(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _tensor_key(value)
+    if isinstance(value, np.ndarray):
+        if value.ndim:
+            raise TypeError("an array of the host has no key: its values may change")
+        return value.dtype, value.item()
+    return value
+
+
 _MEMORIES: dict[int, TorchMemory] = {}
+_LAUNCHES = KeptLaunches()
 
 
 def launch_on_host(handle: AnyHandle, arguments: Sequence[Any]) -> None:
@@ -33,15 +118,18 @@ def launch_on_host(handle: AnyHandle, arguments: Sequence[Any]) -> None:
 
 def launch_on_device(handle: AnyHandle, arguments: Sequence[Any], ordinal: int) -> None:
     """Enqueue in torch's current stream of a device, with scratch and counters of torch's allocator."""
+    if torch.cuda.current_device() != ordinal:
+        with torch.cuda.device(ordinal):
+            launch_on_device(handle, arguments, ordinal)
+        return
     memory = _MEMORIES.get(ordinal)
     if memory is None:
         memory = _MEMORIES[ordinal] = TorchMemory(ordinal)
     stream = torch.cuda.current_stream(ordinal).cuda_stream
-    if torch.cuda.current_device() == ordinal:
-        handle.enqueue(arguments, stream, memory)
-        return
-    with torch.cuda.device(ordinal):
-        handle.enqueue(arguments, stream, memory)
+    if torch.cuda.is_current_stream_capturing():
+        handle.borrow(arguments, stream, memory)(stream)
+    else:
+        _LAUNCHES.enqueue(handle, arguments, stream, memory)
 
 
 def launch(handle: AnyHandle, arguments: Sequence[Any], ordinal: int | None) -> None:

@@ -172,10 +172,13 @@ class Handle:
             tape.add(launch, is_kernel=True)
             launch(stream)
 
-    def enqueue(self, arguments: Sequence[Any], stream: object | None, memory: LaunchMemory) -> None:
-        """Check the arguments and launch as a call does, on no tape, with scratch and counters from ``memory``."""
-        options = LaunchOptions(stream=stream, is_stream_known=True, memory=memory)
-        self._prepared(self._bound(tuple(arguments), {}), options)(stream)
+    def borrow(self, arguments: Sequence[Any], stream: object | None, memory: LaunchMemory) -> Launch:
+        """Check the arguments and return a launch for one stream, with scratch and counters from ``memory``.
+
+        It keeps no argument alive: whoever calls it has arguments at the same addresses.
+        """
+        options = LaunchOptions(stream=stream, is_stream_known=True, memory=memory, is_borrowed=True)
+        return self._gate.keep(self._prepared(self._bound(tuple(arguments), {}), options))
 
     def check(self, arguments: Sequence[Any], view: Callable[[Any], ArrayView] = view_of) -> None:
         """Check arguments against the contract as a call does, and launch nothing; ``view`` looks at arrays."""
@@ -245,7 +248,7 @@ class NullHandle:
         """Raise NullKernelError."""
         self._refuse()
 
-    def enqueue(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def borrow(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise NullKernelError."""
         self._refuse()
 

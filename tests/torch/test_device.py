@@ -161,6 +161,37 @@ def test_tensor_that_does_not_fit_raises_what_the_contract_raises(device_kernels
         kernel(change(x), *others)
 
 
+def test_same_addresses_are_launched_again_with_what_they_hold_then(device_kernels):
+    from kernel_muster.torch.launching import _LAUNCHES
+
+    kernel = device_kernels.kernel("norm", "rms_norm")
+    x, weight, eps, offset, out = norm_arguments()
+    kernel(x, weight, eps, offset, out)
+    before = len(_LAUNCHES)
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        kernel(x, weight, eps, offset, out)
+        assert torch.allclose(out.double(), expected_norm(x), rtol=2**-7, atol=2**-7)
+    assert len(_LAUNCHES) == before
+
+
+def test_kept_launch_of_a_refused_boot_launches_nothing(tmp_path):
+    from kernel_muster.torch import Kernels
+
+    path = tmp_path / "MODEL.toml"
+    path.write_text('[model]\nname = "tiny"\nquant = "nvfp4"\n', encoding="utf-8")
+    session = km.boot(manifest=path, target="cuda", levers={})
+    kernels = Kernels(session.__enter__().kernels)
+    kernel, given = kernels.kernel("norm", "rms_norm"), norm_arguments()
+    kernel(*given)
+    kernels.try_kernel("acme", "absent")
+    with pytest.raises(km.BootRefused):
+        session.__exit__(None, None, None)
+    with pytest.raises(km.NullKernelError):
+        kernel(*given)
+    kernels.close()
+
+
 # modules
 
 

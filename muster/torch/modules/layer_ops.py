@@ -18,15 +18,23 @@ NAMESPACE = "muster_layers"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
-def _copies(token: str, tensors: Sequence[torch.Tensor], forms: Sequence[str], on_host: bool) -> dict[str, Any]:
-    """Return the weight in each layout that its tensors hold."""
-    found, start = {}, 0
-    for form in forms:
-        end = start + len(form_of(token, form).names)
-        weight = rebuilt(token, tensors[start:end], form, on_host)
-        found[weight.layout] = weight
-        start = end
-    return found
+class _Copies(dict[str, Any]):
+    """A weight in each layout that its tensors hold, made when a kernel takes it."""
+
+    def __init__(self, token: str, tensors: Sequence[torch.Tensor], forms: Sequence[str], on_host: bool) -> None:
+        self._given = (token, tensors, forms, on_host)
+
+    def __missing__(self, layout: str) -> Any:
+        token, tensors, forms, on_host = self._given
+        start = 0
+        for form in forms:
+            known = form_of(token, form)
+            end = start + len(known.names)
+            if known.layout == layout:
+                weight = self[layout] = rebuilt(token, tensors[start:end], form, on_host)
+                return weight
+            start = end
+        raise UsageError(f"{token}: has no copy of its weight in layout {layout}: bind the module again")
 
 
 def _rows(token: str, x: torch.Tensor, columns: int) -> torch.Tensor:
@@ -49,7 +57,7 @@ def _linear(x: torch.Tensor, weights: Sequence[torch.Tensor], forms: Sequence[st
     rows, columns = found.shape
     flat = _rows(plan, x, columns).contiguous()
     out = flat.new_empty((flat.shape[0], rows))
-    copies = _copies(plan, weights, forms, found.kernels.ordinal is None)
+    copies = _Copies(plan, weights, forms, found.kernels.ordinal is None)
     found.project(copies, flat, out, _check(plan, phase))
     return out.view(*x.shape[:-1], rows)
 
@@ -68,7 +76,7 @@ def _gate_up(
     rows, columns = found.gate.shape
     flat, on_host = _rows(plan, x, columns).contiguous(), found.kernels.ordinal is None
     act = flat.new_empty((flat.shape[0], rows))
-    copies = (_copies(plan, gate, gate_forms, on_host), _copies(plan, up, up_forms, on_host))
+    copies = (_Copies(plan, gate, gate_forms, on_host), _Copies(plan, up, up_forms, on_host))
     found.activate(*copies, flat, act, _check(plan, phase))
     return act.view(*x.shape[:-1], rows)
 

@@ -1,7 +1,7 @@
 """The kernels of a module, and how the rows of a call choose among them: by the policy of the layers of ``models``."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
@@ -20,6 +20,7 @@ from kernel_muster.torch.launching import launch
 Copies = Mapping[str, Any]  # a weight in each layout
 
 _numbers = itertools.count(1)
+_MOST_STEPS = 4096
 _PLANS: "WeakValueDictionary[str, Plan]" = WeakValueDictionary()
 
 
@@ -75,6 +76,7 @@ class ProjectionPlan(Plan):
         reached = reachable_tiles(*shape, there, self.levers)
         self.tiles: dict[TileName, AnyHandle] = {one: tiles[one] for one in there if one in reached}
         self.makers: dict[str, AnyHandle] = {}
+        self._steps: dict[tuple[int, Phase], list[tuple[AnyHandle, str, slice]]] = {}
         self._plan_layouts([*self.tiers.values(), *self.tiles.values(), *others])
 
     def _plan_layouts(self, readers: Iterable[AnyHandle]) -> None:
@@ -98,26 +100,38 @@ class ProjectionPlan(Plan):
 
     def project(self, copies: Copies, x: Any, out: Any, phase: Phase) -> None:
         """Write ``out [M, N] = x [M, K] w^T``, through the arm that policy chooses."""
-        rows = x.shape[0]
+        steps = self.steps(x.shape[0], phase)
+        if len(steps) == 1:
+            self.launch(steps[0][0], x, copies[steps[0][1]], out)
+            return
+        for handle, layout, rows in steps:
+            self.launch(handle, x[rows], copies[layout], out[rows])
+
+    def steps(self, rows: int, phase: Phase) -> list[tuple[AnyHandle, str, slice]]:
+        """Return the launches of M rows: kernel, layout of the weight, and rows. Policy is asked once for each M."""
+        known = self._steps.get((rows, phase))
+        if known is not None:
+            return known
+        if len(self._steps) > _MOST_STEPS:
+            self._steps.clear()
+        found = [(handle, str(handle.weight_layout), part) for handle, part in self._chosen(rows, phase)]
+        self._steps[rows, phase] = found
+        return found
+
+    def _chosen(self, rows: int, phase: Phase) -> Iterator[tuple[AnyHandle, slice]]:
         if rows == 0:
             return
-        if not self.tiles or self.prefers_gemv(rows, phase):
-            self.gemv(copies, x, out)
+        if not self.prefers_gemv(rows, phase):
+            name = choose_tile(GemmShape(rows, *self.shape), phase, self.tiles, self.levers)
+            yield self.tiles[name], slice(0, rows)
             return
-        handle = self.tiles[choose_tile(GemmShape(rows, *self.shape), phase, self.tiles, self.levers)]
-        self.launch(handle, x, copies[str(handle.weight_layout)], out)
-
-    def gemv(self, copies: Copies, x: Any, out: Any) -> None:
-        """Project through GEMV tiers: in one launch where one covers all rows, else in chunks."""
-        there = [rows for rows, handle in self.tiers.items() if handle]
+        there = [most for most, handle in self.tiers.items() if handle]
         start = 0
-        for size in gemv_chunks(x.shape[0], there):
+        for size in gemv_chunks(rows, there):
             tier = chunk_tier(size, there)
             if tier is None:
                 self._no_tier(size)
-            handle = self.tiers[tier]
-            rows = slice(start, start + size)
-            self.launch(handle, x[rows], copies[str(handle.weight_layout)], out[rows])
+            yield self.tiers[tier], slice(start, start + size)
             start += size
 
     def _no_tier(self, rows: int) -> NoReturn:
