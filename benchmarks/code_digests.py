@@ -97,7 +97,7 @@ def compare(before: Digests, after: Digests) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write digests, or compare those of two files; the exit code is 1 if any code changed or is new."""
+    """Write digests, or compare those of two files. The exit code is 1 if any code changed or is new."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     writing = commands.add_parser("write")

@@ -77,7 +77,7 @@ def bandwidth() -> float:
 
 
 def build(name: str, levers: Mapping[str, str], layers: int, allow: Sequence[str] = ()) -> Model:
-    """Boot, and build a model with random weights on the device; with a number, only its first layers."""
+    """Boot, and build a model with random weights on the device. With a number, only its first layers."""
     with km.boot(name, target="cuda", levers=levers, stage="loaded", dangerously_allow_unresolved=allow) as boot:
         dims = model_dims(boot.manifest)
         if layers:
@@ -93,7 +93,7 @@ def measure(model: Model, arms: str, rows: Sequence[int], tokens: int, bytes_us:
         for count in rows:
             prompts = [[(17 * row + at) % model.dims.vocab for at in range(PROMPT)] for row in range(count)]
             engine.generate(prompts, 4)
-            # The first steps fill the queue; the last one drains it.
+            # The first steps fill the queue. The last one drains it.
             taken = [1e6 * step for step in engine.generate(prompts, tokens).step_s[2:-1]]
             middle = statistics.median(taken)
             low, _, high = statistics.quantiles(taken, n=4)

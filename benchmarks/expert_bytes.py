@@ -21,7 +21,7 @@ _KERNELS = ("grouped_gate_up", "grouped_down")
 
 
 def launch(shape: str, rows: list[int]) -> list[dict[str, int]]:
-    """Run one grouped pass for each row count; return the bytes of its experts' weights."""
+    """Run one grouped pass for each row count. Return the bytes of its experts' weights."""
     import cupy
     import kernel_muster as km
     from kernel_muster.bench import plugin
@@ -46,7 +46,7 @@ def launch(shape: str, rows: list[int]) -> list[dict[str, int]]:
 
 
 def counted(command: list[str], log: Path) -> list[tuple[str, float]]:
-    """Run a command under ncu; return the kernels in order, with their read bytes."""
+    """Run a command under ncu. Return the kernels in order, with their read bytes."""
     ncu = ["ncu", "--csv", "--log-file", str(log), "--metrics", _METRIC, "--clock-control", "none",
            "-k", f"regex:{'|'.join(_KERNELS)}", "--print-units", "base"]  # fmt: skip
     subprocess.run([*ncu, *command], check=True)

@@ -2,7 +2,7 @@
 
     python benchmarks/prefill.py [--models A,B] [--prompts 128,512,1024,4096] [--layers N] [--repeats 5] [--json FILE]
 
-One sequence, through the engine's recorded passes of up to 1024 rows; medians over the repeats. The time excludes
+One sequence, through the engine's recorded passes of up to 1024 rows. Medians over the repeats. The time excludes
 recording and includes sampling of the first token.
 """
 

@@ -22,7 +22,7 @@ ROUNDS = 21
 # Packages that an audit can need: rich for a report on a terminal, structlog for logs. Not in the list: filelock,
 # platformdirs and safetensors, which builds and checkpoints need and an audit on cpu never imports.
 DEPENDENCIES = "import pluggy, pydantic, structlog, tomli, numpy, ml_dtypes, typer, rich.console"
-# Imports of the audits below, with a report to a pipe; names of pydantic are imported on use.
+# Imports of the audits below, with a report to a pipe. Names of pydantic are imported on use.
 IMPORTED = "import pluggy, tomli, numpy, ml_dtypes, typer; from pydantic import BaseModel, Field, TypeAdapter"
 BASE = "import of the dependencies"
 COMMANDS = {

@@ -1,6 +1,6 @@
 """Boots that give each finding code, for the excerpts of docs/findings: every excerpt comes from a real boot.
 
-Each function below is one boot; its name is the code in small letters and its docstring the sentence that introduces
+Each function below is one boot. Its name is the code in small letters and its docstring the sentence that introduces
 the excerpt. Every boot runs in a separate folder (desk.py).
 """
 
@@ -189,13 +189,13 @@ def late_registration(at: Desk) -> tuple[FindingRow, ...]:
 
 
 def plugin_load_failed(at: Desk) -> km.BootSession:
-    """A plugin imports a package that is not installed; its missing keys are listed with it:"""
+    """A plugin imports a package that is not installed. Its missing keys are listed with it:"""
     at.install("import acme_runtime\n")
     return at.boot('kernels.kernel("acme_attn", "decode")')
 
 
 def plugin_not_found(at: Desk) -> km.BootSession:
-    """`--plugin acme-kernels`, the name of the distribution; its plugin is called `acme`:"""
+    """`--plugin acme-kernels`, the name of the distribution. Its plugin is called `acme`:"""
     at.install('spec("acme_attn::decode")')
     return at.boot('kernels.kernel("acme_attn", "decode")', plugins=["acme-kernels"])
 

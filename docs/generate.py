@@ -1,6 +1,6 @@
 """Write the generated parts of the manual: ``python docs/generate.py`` (``--check`` only lists stale ones).
 
-A page holds ``<!-- generated: NAME -->`` and ``<!-- end generated -->``; what stands between them comes from the code.
+A page holds ``<!-- generated: NAME -->`` and ``<!-- end generated -->``. What stands between them comes from the code.
 """
 
 import inspect
@@ -95,7 +95,7 @@ def code_severity(page: Path) -> Iterator[str]:
 
 
 def code_excerpt(page: Path) -> Iterator[str]:
-    """An excerpt of a real report with the code; its head alone if that needs a compiler or a GPU."""
+    """An excerpt of a real report with the code. Its head alone if that needs a compiler or a GPU."""
     code = CODES[page.stem]
     if page.stem in EXCERPTS:
         sentence, lines = excerpt(page.stem)
@@ -300,7 +300,7 @@ def dependency_table(page: Path) -> Iterator[str]:
 
 
 def declared_requirements() -> dict[str, list[str]]:
-    """Return the requirements of pyproject.toml, by extra; the empty name is the core."""
+    """Return the requirements of pyproject.toml, by extra. The empty name is the core."""
     table = tomli.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {"": table["dependencies"], **table["optional-dependencies"]}
 

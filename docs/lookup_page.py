@@ -92,7 +92,7 @@ def recorded_entries(
 
 
 def page_text(catalog: Catalog | None = None) -> str:
-    """Return the page; MusterError if a built-in family does not load."""
+    """Return the page. MusterError if a built-in family does not load."""
     catalog = built_in_only(discover() if catalog is None else catalog)
     roles = _roles(chain(recorded_entries(catalog), recorded_entries(catalog, [{}], HOPPER_TARGET)))
     modules: dict[str, list[KernelKey]] = defaultdict(list)
@@ -130,7 +130,7 @@ def _roles(entries: Iterable[LookupEntry]) -> _Roles:
 
 
 def _rows(catalog: Catalog, key: KernelKey, roles: Mapping[str, Role]) -> Iterator[str]:
-    """Yield one line for each way of asking for a key; contract and providers stand in the first."""
+    """Yield one line for each way of asking for a key. Contract and providers stand in the first."""
     contracts = sorted({one.spec.contract for one in catalog.by_key.get(key, ())})
     if opened := catalog.open_contracts.get(key):
         contracts = [opened.name]

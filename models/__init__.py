@@ -1,1 +1,1 @@
-"""Layers, dispatch policy, weights and layout plans; builders are found through a hook."""
+"""Layers, dispatch policy, weights and layout plans. Builders are found through a hook."""

@@ -52,7 +52,7 @@ def build_model(
 ) -> Model:
     """Look every kernel up, layer by layer, plan weights and scratch, and return the model.
 
-    There is no global state. A model that cannot be built is UsageError, and a finding of the boot; so is a model with
+    There is no global state. A model that cannot be built is UsageError, and a finding of the boot. So is a model with
     images, because there is no vision tower.
     """
     try:
@@ -81,7 +81,7 @@ def build_from_dims(
     weights: Mapping[str, Any] | WeightSource | None = None,
     max_rows: int = MAX_ROWS,
 ) -> Model:
-    """Build a model of any size; the caller checks the dimensions."""
+    """Build a model of any size. The caller checks the dimensions."""
     ctx = open_context(dims, kernels, weights, max_rows)
     try:
         with enough_memory(ctx.memory, f"{dims.name} with weights"), ctx.memory.active():
@@ -124,7 +124,7 @@ def maturity_on(arch: str) -> Maturity:
 
 
 def check_checkpoint(manifest: HasModelTable, kernels: Lookups, weights: object) -> None:
-    """Refuse a checkpoint of another model, even with equal shapes; UsageError. A part of the model's own will do.
+    """Refuse a checkpoint of another model, even with equal shapes. UsageError. A part of the model's own will do.
 
     Remaining doubts about its config.json become findings of the boot.
     """
@@ -151,7 +151,7 @@ def check_patterns(name: str, kernels: Lookups, weights: object) -> None:
 
 
 def check_modalities(name: str, modalities: Iterable[str]) -> None:
-    """Refuse unsupported modalities; UsageError."""
+    """Refuse unsupported modalities. UsageError."""
     if others := sorted(set(modalities) - set(MODALITIES)):
         raise UsageError(
             f"{name} cannot be built for {', '.join(others)}: the vision tower is not built; give it text only"
@@ -162,7 +162,7 @@ def open_context(
     dims: ModelDims, kernels: Lookups, weights: Mapping[str, Any] | WeightSource | None, max_rows: int,
     shared: Memory | None = None,
 ) -> LayerContext:  # fmt: skip
-    """Return the context of layers; UsageError for weights without a device to compute on."""
+    """Return the context of layers. UsageError for weights without a device to compute on."""
     if not is_int(max_rows) or not 1 <= max_rows <= MOST_ROWS:
         raise UsageError(f"{dims.name}: max_rows is {max_rows!r}, expected 1 to {MOST_ROWS}")
     if weights is not None:
@@ -228,7 +228,7 @@ def check_requests(dims: ModelDims, kernels: Lookups, source: WeightSource) -> N
 
 
 def _attention_quant(dims: ModelDims, source: WeightSource) -> str | None:
-    """Return the stored quantisation of attention weights, else the manifest's; None without attention."""
+    """Return the stored quantisation of attention weights, else the manifest's. None without attention."""
     if dims.attention is None:
         return None
     first = dims.layer_kinds.index("attn")

@@ -1,6 +1,6 @@
 """A model straight from a Hugging Face ``config.json``: tables as a manifest's, so that one builder serves both.
 
-The text model may be nested in ``text_config``. A ``vision_config`` is noted; its tower is not built. A missing size,
+The text model may be nested in ``text_config``. A ``vision_config`` is noted. Its tower is not built. A missing size,
 or an option that layers do not have, is refused by name, never guessed.
 """
 
@@ -43,7 +43,7 @@ class ConfigModel:
 
 
 def config_model(config: Mapping[str, Any], name: str, target: str | None = None) -> ConfigModel:
-    """Read a config's content; UsageError lists all missing or unsupported fields.
+    """Read a config's content. UsageError lists all missing or unsupported fields.
 
     ``target`` is the model of a drafter, which its config does not contain.
     """

@@ -144,8 +144,8 @@ class DrafterDims:
 class ModelDims:
     """The dimensions of all layers. ``quant`` is that of all projections except attention's.
 
-    ``mtp_layers`` counts the multi-token-prediction head's layers; ``mtp_quant`` is the stored format of its weights.
-    ``context`` is the largest number of tokens in a sequence; None if unknown.
+    ``mtp_layers`` counts the multi-token-prediction head's layers. ``mtp_quant`` is the stored format of its weights.
+    ``context`` is the largest number of tokens in a sequence. None if unknown.
     """
 
     name: str

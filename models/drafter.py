@@ -27,7 +27,7 @@ DRAFTER_TYPES = ("dflash",)
 
 @frozen
 class Drafter:
-    """A built drafter; without weights it is a plan that cannot compute."""
+    """A built drafter. Without weights it is a plan that cannot compute."""
 
     dims: ModelDims
     drafter: DrafterDims
@@ -58,7 +58,7 @@ def build_drafter(
     target: Model | None = None,
     max_rows: int = MAX_ROWS,
 ) -> Drafter:
-    """Look every kernel up and return the drafter; beside a target it uses its embedding and its LM head.
+    """Look every kernel up and return the drafter. Beside a target it uses its embedding and its LM head.
 
     A drafter that cannot be built is UsageError, and a finding of the boot.
     """
@@ -80,7 +80,7 @@ def drafter_from_dims(
     target: Model | None = None,
     max_rows: int = MAX_ROWS,
 ) -> Drafter:
-    """Build a drafter of any size; UsageError if it does not fit its target."""
+    """Build a drafter of any size. UsageError if it does not fit its target."""
     drafter = dims.drafter
     if drafter is None:
         raise UsageError(f"{dims.name} is no drafter")
@@ -114,7 +114,7 @@ def _build(
 
 
 def check_target(dims: ModelDims, drafter: DrafterDims, target: ModelDims) -> None:
-    """Refuse a target that does not match the drafter; UsageError lists all differences."""
+    """Refuse a target that does not match the drafter. UsageError lists all differences."""
     found = [] if target.name == drafter.target else [f"it drafts for {drafter.target}"]
     for name in ("hidden", "vocab"):
         mine, other = getattr(dims, name), getattr(target, name)

@@ -48,7 +48,7 @@ def table_line(manifest: HasModelTable, error: UsageError) -> str:
 
 
 def model_dims(manifest: HasModelTable) -> ModelDims:
-    """Read a manifest's dimensions; UsageError lists all missing or unsupported keys."""
+    """Read a manifest's dimensions. UsageError lists all missing or unsupported keys."""
     table = manifest.model
     problems = [f"{path} is missing" for path in table.missing_dimensions]
     problems += _unsupported(table)
@@ -119,7 +119,7 @@ def _moe(table: MoeTable) -> MoeDims:
 
 
 def _drafter(name: str, table: Mapping[str, Any]) -> DrafterDims:
-    """Read a ``[dflash]`` table; UsageError lists all missing keys and wrong types."""
+    """Read a ``[dflash]`` table. UsageError lists all missing keys and wrong types."""
     problems = [
         f"dflash.{key} is {table.get(key)!r}, expected an integer"
         for key in _DFLASH_KEYS

@@ -40,7 +40,7 @@ class Pass:
 
 @frozen
 class Model:
-    """A model whose layers hold their kernels; without weights it is a plan that cannot compute."""
+    """A model whose layers hold their kernels. Without weights it is a plan that cannot compute."""
 
     dims: ModelDims
     embedding: Embedding
@@ -56,7 +56,7 @@ class Model:
     weights: tuple[PlannedWeight, ...]
 
     def new_state(self, sizes: StateSizes) -> ModelState:
-        """Allocate state for sequences in the model's memory; the caller owns it."""
+        """Allocate state for sequences in the model's memory. The caller owns it."""
         return ModelState(self.dims, sizes, self.memory.zeros)
 
     def run(self, batch: Batch, state: ModelState, reads: Sequence[int] = ()) -> Pass:
@@ -121,7 +121,7 @@ class Model:
     ) -> Pass:
         """Read each sequence's last token and its drafts, with logits of every row.
 
-        The caller then keeps some rows of each with ``state.roll_back``; no other pass may run before that.
+        The caller then keeps some rows of each with ``state.roll_back``. No other pass may run before that.
         """
         batch = state.batch(sequences, ids, "verify")
         state.await_choice(batch)

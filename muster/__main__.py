@@ -19,7 +19,7 @@ def _open_closed_streams() -> None:
 
 
 def _interrupt_once() -> None:
-    """Merge an interrupt with one just before it; the default handler would raise in the first one's handling."""
+    """Merge an interrupt with one just before it. The default handler would raise in the first one's handling."""
     import signal
     from time import monotonic
 

@@ -131,7 +131,7 @@ def _mapping(name: str, value: object) -> dict[Any, Any]:
 
 
 def build_model(manifest: Manifest, kernels: Lookups, weights: Any = None) -> Any:
-    """Build a manifest's model with the one builder that serves its model type; without weights it is a plan.
+    """Build a manifest's model with the one builder that serves its model type. Without weights it is a plan.
 
     MusterError, and a finding of the boot, if no builder or more than one serves it. In a serving process
     (``on_late_miss="abort"``), a builder without production maturity reports that when it builds.

@@ -74,7 +74,7 @@ class Writer:
         self._index: dict[str, str] = {}
 
     def write(self) -> Path:
-        """Write config.json, one shard for each layer and the index; return the folder."""
+        """Write config.json, one shard for each layer and the index. Return the folder."""
         self._folder.mkdir(parents=True, exist_ok=True)
         config = config_of(self._dims)
         shapes = {name: tuple(value.shape) for name, value in empty_model(config).state_dict().items()}
@@ -186,7 +186,7 @@ def is_quantised(name: str, value: torch.Tensor) -> bool:
 
 
 def quantise(values: torch.Tensor, encode: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return packed E2M1 ``(..., N, K/2)`` and E4M3 scales ``(..., N, K/16)``; ``encode (...)`` multiplies values."""
+    """Return packed E2M1 ``(..., N, K/2)`` and E4M3 scales ``(..., N, K/16)``. ``encode (...)`` multiplies values."""
     encode = encode.reshape(*encode.shape, 1, 1)
     groups = values.float().unflatten(-1, (-1, 16)) * encode[..., None]
     scale = (groups.abs().amax(-1) / 6).clamp(max=448).to(torch.float8_e4m3fn)

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 
 class Streamed:
-    """A model that appears complete to its caller; ``logits`` runs sequences of one length."""
+    """A model that appears complete to its caller. ``logits`` runs sequences of one length."""
 
     def __init__(self, folder: Path, config: Any, device: str) -> None:
         self._folder, self._config, self._device = folder, config, device
@@ -71,7 +71,7 @@ class Streamed:
         return {name.removeprefix(prefix): value for name, value in found.items()}
 
     def _tensors(self, shard: str) -> dict[str, torch.Tensor]:
-        """Read a shard once; experts become one tensor for each projection, as in transformers."""
+        """Read a shard once. Experts become one tensor for each projection, as in transformers."""
         if shard not in self._stored:
             with safe_open(self._folder / f"model-{shard}.safetensors", "pt", device=self._device) as file:
                 self._stored[shard] = _stacked({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118

@@ -84,7 +84,7 @@ def prompts_of(lengths: Sequence[int], vocab: int, seed: int) -> list[list[int]]
 
 
 def load(name: str, folder: Path, target: str, is_reduced: bool) -> tuple[Any, Any, dict[str, float]]:
-    """Boot a model and build it from a folder; return it with the boot's levers and the cost of loading."""
+    """Boot a model and build it from a folder. Return it with the boot's levers and the cost of loading."""
     start = time.perf_counter()
     for file in folder.glob("*.safetensors"):  # a plain read, which also brings the files into the page cache
         file.read_bytes()
@@ -149,7 +149,7 @@ def by_length(prompts: Sequence[Sequence[int]]) -> dict[int, list[int]]:
 
 
 def judge(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Write, load, decode and compare; return the record."""
+    """Write, load, decode and compare. Return the record."""
     device = "cpu" if options.target == "cpu" else "cuda"
     manifest, _ = load_manifest(manifest_folder() / options.model / "MODEL.toml")
     if manifest is None:
@@ -216,7 +216,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Judge and print; exit code 1 if the result exceeds the bound."""
+    """Judge and print. Exit code 1 if the result exceeds the bound."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--formats", default=",".join(FORMATS))

@@ -56,7 +56,7 @@ def small_dims(boot: km.BootSession) -> ModelDims:
 
 
 def write_checkpoint(folder: Path, seed: int = 1, format: str = FORMATS[0]) -> Path:
-    """Write config.json and model.safetensors; return the folder."""
+    """Write config.json and model.safetensors. Return the folder."""
     weights = Kept(seed)
     with km.boot("qwen3.6-27b", target="cpu", levers={}) as boot:
         dims = small_dims(boot)

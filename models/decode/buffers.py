@@ -74,7 +74,7 @@ class StepBuffers:
     def send(
         self, state: ModelState, sequences: Sequence[SequenceState], sampling: Sampling, uniform: Sequence[Any]
     ) -> None:
-        """Place the next token of each sequence; its pages are already reserved."""
+        """Place the next token of each sequence. Its pages are already reserved."""
         self._send_table(state, sequences)
         words = self._pack_up.stage()
         self._pad(words)
@@ -120,7 +120,7 @@ class StepBuffers:
         self._ids_down.drop()
 
     def finish_ids(self) -> list[int]:
-        """Wait for the oldest fetch and return it; UsageError if there is none."""
+        """Wait for the oldest fetch and return it. UsageError if there is none."""
         if not self.pending:
             raise UsageError("no step whose tokens nobody has taken: enqueue one first")
         found: list[int] = self._ids_down.finish().tolist()

@@ -63,7 +63,7 @@ class DraftSteps:
             choose(step)
 
     def run(self, caches: Sequence[SequenceState], positions: Sequence[int], rows: Sequence[Any]) -> Any:
-        """Return drafts i32 ``(S, drafts)`` after rows ``(1, H)`` at these positions; caches do not grow."""
+        """Return drafts i32 ``(S, drafts)`` after rows ``(1, H)`` at these positions. Caches do not grow."""
         if not len(caches) == len(positions) == len(rows) == self._sequences:
             counts = f"{len(caches)} caches, {len(positions)} positions and {len(rows)} rows"
             raise UsageError(f"{counts} for a proposal that is recorded for {self._sequences} sequences")
@@ -87,7 +87,7 @@ class DraftSteps:
 class CommitStep:
     """Reads up to ``rows`` committed rows of each sequence into the head's cache, recorded once for each shape.
 
-    A sequence with fewer rows begins with padding, which leaves no state; its own rows come last.
+    A sequence with fewer rows begins with padding, which leaves no state. Its own rows come last.
     """
 
     def __init__(self, model: Model, state: ModelState, shape: tuple[int, int], pages: int) -> None:

@@ -28,7 +28,7 @@ _GREEDY = Sampling()
 
 
 class DecodeEngine:
-    """Runs a model's sequences; it owns state, buffers and recorded steps, and frees them in :meth:`close`.
+    """Runs a model's sequences. It owns state, buffers and recorded steps, and frees them in :meth:`close`.
 
     ``max_context`` bounds a sequence's tokens: recorded steps have a fixed number of pages for each row. Close it only
     after its last use by proposers.
@@ -64,21 +64,21 @@ class DecodeEngine:
 
     @property
     def state(self) -> ModelState:
-        """The sequences' state; UsageError once closed."""
+        """The sequences' state. UsageError once closed."""
         if self._state is None:
             raise UsageError("this decode engine is closed")
         return self._state
 
     @property
     def buffers(self) -> StepBuffers:
-        """The arrays of steps; UsageError once closed."""
+        """The arrays of steps. UsageError once closed."""
         if self._buffers is None:
             raise UsageError("this decode engine is closed")
         return self._buffers
 
     @property
     def prefill(self) -> Callable[..., Iterator[Pass]]:
-        """Return a replacement of ``Model.prefill``, on a device from recordings; UsageError once closed."""
+        """Return a replacement of ``Model.prefill``, on a device from recordings. UsageError once closed."""
         if self._prefill is None:
             raise UsageError("this decode engine is closed")
         return self._prefill
@@ -148,7 +148,7 @@ class DecodeEngine:
     def decode(
         self, state: ModelState, sequences: Sequence[SequenceState], ids: Sequence[int], reads: Sequence[int] = ()
     ) -> Pass:
-        """Run one plain step like ``Model.decode``, from its graph; without one if a drafter reads layers."""
+        """Run one plain step like ``Model.decode``, from its graph. Without one if a drafter reads layers."""
         if state is not self.state:
             raise UsageError("steps run on the state that they are recorded for, this engine's own")
         if len(ids) != len(sequences):
@@ -207,7 +207,7 @@ class DecodeEngine:
         self, prompts: Sequence[Sequence[int]], new_tokens: int, sampling: Sampling = _GREEDY, *,
         keep_logits: bool = False, proposer: Proposer | None = None, gate: Gate | None = None,
     ) -> Generated:  # fmt: skip
-        """Return ``new_tokens`` tokens for each prompt; with a proposer, drafted and verified, greedy only.
+        """Return ``new_tokens`` tokens for each prompt. With a proposer, drafted and verified, greedy only.
 
         A run without room is refused before it begins. Tokens still in flight are dropped.
         """

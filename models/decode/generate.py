@@ -1,6 +1,6 @@
 """Greedy decode of several sequences, plain or with a proposer: the same tokens either way.
 
-The target chooses every token; drafts only select the positions to compute ahead. A verify pass may round logits
+The target chooses every token. Drafts only select the positions to compute ahead. A verify pass may round logits
 differently from decode (tile GEMMs, above 8 rows). Then two logits that are equal up to that rounding may swap.
 """
 

@@ -27,7 +27,7 @@ class Engine(Protocol):
 
     @property
     def prefill(self) -> Callable[..., Iterator[Pass]]:
-        """Run prompts in chunks; yields each pass."""
+        """Run prompts in chunks. Yields each pass."""
 
     def captured_step(self, sequences: int) -> CapturedStep:
         """Return the recorded step for a number of sequences."""
@@ -53,7 +53,7 @@ class PlainRun:
         self._memory = engine.model.memory
 
     def run(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generated:
-        """Return the tokens; sequences are closed in any case."""
+        """Return the tokens. Sequences are closed in any case."""
         found = Generated([[] for _ in prompts], [[] for _ in prompts])
         random = [self._sampling.stream(index) for index in range(len(prompts))]
         state = self._engine.state
@@ -94,7 +94,7 @@ class PlainRun:
     def _chosen(
         self, logits: Any, prompts: Sequence[int], rows: Sequence[int], random: list[UniformStream]
     ) -> list[int]:
-        """Choose a token after each complete prompt; incomplete rows consume no random number."""
+        """Choose a token after each complete prompt. Incomplete rows consume no random number."""
         if self._sampling.is_greedy:
             ids = self._engine.model.greedy(logits)
             return [ids[row] for row in rows]
@@ -129,7 +129,7 @@ class PlainRun:
         found.plain_steps += steps * len(live)
 
     def _take(self, found: Generated, last: float) -> float:
-        """Receive the tokens of the oldest step; return the time."""
+        """Receive the tokens of the oldest step. Return the time."""
         for row, token in zip(found.tokens, self._engine.tokens(), strict=True):
             row.append(token)
         now = perf_counter()

@@ -45,7 +45,7 @@ class PrefillStep:
             memory.wait()
 
     def run(self, batch: Batch) -> Pass:
-        """Enqueue the pass, with logits of each sequence's last row; arrays stay valid until this shape's next pass."""
+        """Enqueue the pass, with logits of each sequence's last row. Arrays stay valid until this shape's next pass."""
         rows, sequences = batch.rows, batch.sequences
         values = self._padding(batch.counts)
         for name in ("ids", "positions", "kv_slots"):
@@ -87,7 +87,7 @@ class Prefill:
         self, state: ModelState, sequences: Sequence[SequenceState], prompts: Sequence[Sequence[int]],
         reads: Sequence[int] = (),
     ) -> Iterator[Pass]:  # fmt: skip
-        """Yield the passes; UsageError for an empty prompt, or a context beyond the model's or the recorded one."""
+        """Yield the passes. UsageError for an empty prompt, or a context beyond the model's or the recorded one."""
         if state is not self._state:
             raise UsageError("prompts are read into the state that their passes are recorded for")
         check_prompts(state, sequences, prompts)

@@ -16,7 +16,7 @@ class Committed:
     """Rows that now belong to their sequences, in order, M in all.
 
     ``counts`` divides them among the sequences, ``starts`` is the position of each one's first row. ``hidden (M, H)``
-    and ``features (M, F * H)`` BF16 are the target's rows; ``next_ids`` is the token that follows each row.
+    and ``features (M, F * H)`` BF16 are the target's rows. ``next_ids`` is the token that follows each row.
     """
 
     sequences: Sequence[SequenceState]
@@ -66,7 +66,7 @@ def check_proposer(proposer: Proposer) -> None:
 
 
 def checked_drafts(proposer: Proposer, drafts: object, sequences: int, vocab: int) -> Any:
-    """Return drafts i32 ``(S, drafts)`` of a proposal; UsageError for any other result of ``propose``."""
+    """Return drafts i32 ``(S, drafts)`` of a proposal. UsageError for any other result of ``propose``."""
     name, shape = type(proposer).__name__, (sequences, proposer.drafts)
     wanted = f"expected a NumPy array of integers {shape}: a row for each sequence, a token for each draft"
     if not isinstance(drafts, np.ndarray):

@@ -13,7 +13,7 @@ _WORDS = 4
 
 
 class FixedInputs:
-    """Arrays of given shapes in one block; unfilled parts are sent as zeros."""
+    """Arrays of given shapes in one block. Unfilled parts are sent as zeros."""
 
     def __init__(self, memory: Memory, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._shapes, self._places = dict(shapes), dict[str, slice]()
@@ -67,7 +67,7 @@ class _TapeReplay:
 
 
 class GraphReplay:
-    """The launches as one CUDA graph; tapes keep the memory of their launches."""
+    """The launches as one CUDA graph. Tapes keep the memory of their launches."""
 
     def __init__(self, memory: DeviceMemory, *tapes: Tape) -> None:
         self._stream, self._tapes = memory.stream, tapes

@@ -18,7 +18,7 @@ class Upload(Protocol):
     """Sends i32 words to one array: fill the array of :meth:`stage`, then call :meth:`send`."""
 
     def stage(self) -> Any:
-        """Return a host array to fill; it holds the data of an earlier call."""
+        """Return a host array to fill. It holds the data of an earlier call."""
 
     def send(self, words: int) -> None:
         """Enqueue the copy of the first words."""
@@ -31,7 +31,7 @@ class Download(Protocol):
         """Enqueue the copy of the first words."""
 
     def finish(self) -> Any:
-        """Wait for the oldest copy and return it; valid until ``DEPTH`` more were begun."""
+        """Wait for the oldest copy and return it. Valid until ``DEPTH`` more were begun."""
 
     def drop(self) -> None:
         """Drop all copies in flight."""

@@ -49,7 +49,7 @@ class VerifyStep:
         self._snapshots = [(pool, pool.rows) for pool in state.recurrent.values()]
 
     def run(self, batch: Batch) -> Pass:
-        """Enqueue the pass; its arrays are valid until the next one of this shape."""
+        """Enqueue the pass. Its arrays are valid until the next one of this shape."""
         names = ("ids", "positions", "kv_slots", "context_lens", "state_slots")
         table = _widened(batch.block_table, self._pages)
         self._inputs.send({"block_table": table, **{name: getattr(batch, name) for name in names}})

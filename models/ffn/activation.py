@@ -11,7 +11,7 @@ ACTIVATIONS = {"silu": ("silu", "silu_mul")}
 
 @track_caller
 def activation_kernel(kernels: Lookups, name: str, *, reached_by: str = "every pass") -> AnyHandle:
-    """Look up ``act(gate) * up``; UsageError for an activation without a kernel."""
+    """Look up ``act(gate) * up``. UsageError for an activation without a kernel."""
     if name not in ACTIVATIONS:
         raise UsageError(f"activation {name!r}: expected {', '.join(ACTIVATIONS)}")
     return kernels.kernel(*ACTIVATIONS[name], reached_by=reached_by)

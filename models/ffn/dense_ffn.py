@@ -35,7 +35,7 @@ _ARMS: dict[FfnArm, tuple[int, How]] = {
 
 
 class DenseFfn:
-    """``down(silu(gate x) * up x)`` for BF16 rows ``(M, H)``; weights NVFP4, or BF16 in an unquantised model.
+    """``down(silu(gate x) * up x)`` for BF16 rows ``(M, H)``. Weights NVFP4, or BF16 in an unquantised model.
 
     ``fewest_rows`` is the least M of a pass: above 16 no GEMV is looked up, unless MUSTER_FFN_ARM requests one.
     ``phases`` are those of its passes.
@@ -95,7 +95,7 @@ class DenseFfn:
         return dense_arm(rows, phase, self.can_forward_km(rows), has_batched)
 
     def forward(self, x: Any, phase: Phase, arm: FfnArm | None = None) -> Any:
-        """Return the FFN of x through an arm; every arm serves every number of rows, in its own tiles."""
+        """Return the FFN of x through an arm. Every arm serves every number of rows, in its own tiles."""
         rows = x.shape[0]
         chosen = self.arm(rows, phase) if arm is None else dense_alias(arm)
         widest, how = _ARMS[chosen]

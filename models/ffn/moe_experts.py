@@ -33,7 +33,7 @@ Combine = Callable[[Any, Any, Any], None]
 
 
 def owned_range(moe: MoeDims, owned: range | None) -> range:
-    """Return the experts that a layer owns, all by default; UsageError for an invalid range."""
+    """Return the experts that a layer owns, all by default. UsageError for an invalid range."""
     whole = range(moe.experts)
     if owned is None:
         return whole
@@ -141,7 +141,7 @@ class Experts:
             start += size
 
     def _grouped_rows(self, x: Any, ids: Any, weights: Any, out: Any, atomic: bool, combine: Combine | None) -> None:
-        """Read each routed expert once; ``atomic`` sums in no fixed order."""
+        """Read each routed expert once. ``atomic`` sums in no fixed order."""
         moe, experts, slot_count = self._moe, len(self.owned), x.shape[0] * self._moe.top_k
         with ExitStack() as stack:
 
@@ -170,7 +170,7 @@ class Experts:
 
 
 def _slice_of(weight: Nvfp4Weight | None, owned: range) -> Nvfp4Weight | None:
-    """Return some experts of a logical weight ``(E, N, K)``; None in a plan."""
+    """Return some experts of a logical weight ``(E, N, K)``. None in a plan."""
     if weight is None:
         return None
     part = slice(owned.start, owned.stop)

@@ -29,7 +29,7 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.launch.tape import on_side_stream
 
 _USER = "moe"
-# Arms that run router, experts and shared expert tile by tile; the others route and share over all rows at once.
+# Arms that run router, experts and shared expert tile by tile. The others route and share over all rows at once.
 _WHOLE_TILES: dict[FfnArm, int] = {"single": 1, "k2": 2, "k3": 3}
 # Arms with two launches for a step's rows, if the kernels exist and the rows are few.
 _FUSED_ARMS: tuple[FfnArm, ...] = (*_WHOLE_TILES, "batched")
@@ -58,7 +58,7 @@ class SharedExpert:
 
     @contextmanager
     def on_side_stream(self, x: Any, out: Any, phase: Phase) -> Iterator[Combine | None]:
-        """Compute the shared expert on the side stream while the block fills ``out``; then add it, gated.
+        """Compute the shared expert on the side stream while the block fills ``out``. Then add it, gated.
 
         The block may call the yielded function as its last step: one launch combines the experts and adds.
         """
@@ -117,7 +117,7 @@ class MoeFfn:
         ctx.plan_scratch(_USER, "moe.weights", 4 * ctx.max_rows * moe.top_k, (0, 6))
 
     def _is_there(self, arm: FfnArm) -> bool:
-        """Whether the kernels of an arm were looked up; batched rows may be too many for a step's two launches."""
+        """Whether the kernels of an arm were looked up. Batched rows may be too many for a step's two launches."""
         if arm == "atomic_c4":
             return bool(self.experts.atomic)
         has_pairs = self.experts.has_pairs
@@ -141,7 +141,7 @@ class MoeFfn:
         return self._forced or moe_arm(rows, phase, self.moe_grouped_decode_ok(rows), self._fused_rows)
 
     def forward(self, x: Any, phase: Phase, arm: FfnArm | None = None) -> Any:
-        """Return the FFN of x through an arm; UsageError for an arm that experts lack."""
+        """Return the FFN of x through an arm. UsageError for an arm that experts lack."""
         chosen = self.arm(x.shape[0], phase) if arm is None else arm
         if chosen not in self.arms:
             raise UsageError(f"an MoE FFN has no arm {chosen!r} here; it has {', '.join(self.arms)}")

@@ -28,7 +28,7 @@ Pair = tuple[AnyHandle, AnyHandle]
 
 
 class StepKernels:
-    """The two launches of a step's experts, pairwise experts, and the last kernel of each path; None: not looked up.
+    """The two launches of a step's experts, pairwise experts, and the last kernel of each path. None: not looked up.
 
     ``pairs`` are kernels of gate and up, and of down, by the tokens of a tile. ``has_shared``: the layer adds a shared
     expert. ``is_grouped``: every step is grouped. ``forced``: the only arm left by MUSTER_FFN_ARM.
@@ -105,7 +105,7 @@ def _pair(kernels: Lookups, tokens: int, is_forced: bool) -> Pair:
 
 @track_caller
 def grouped_kernel(kernels: Lookups, name: str, depth: int) -> AnyHandle:
-    """Look up a kernel of grouped experts, ``gate_up`` or ``down``; if K allows it, after its twin of K step 64."""
+    """Look up a kernel of grouped experts, ``gate_up`` or ``down``. If K allows it, after its twin of K step 64."""
     plain, deep = ("moe_w4a16", f"moe_w4a16_grouped_{name}"), ("moe_w4a16", f"moe_w4a16_grouped_{name}_k64")
     if not takes_k64(depth, True):
         return kernels.kernel(*plain, reached_by=GROUPED)

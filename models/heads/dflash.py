@@ -28,7 +28,7 @@ _COMMIT: tuple[Phase, ...] = ("prefill",)
 
 @frozen
 class DrafterLayer:
-    """Attention over context and block, and a dense FFN; BF16 rows ``(M, H)``."""
+    """Attention over context and block, and a dense FFN. BF16 rows ``(M, H)``."""
 
     mixer: BlockAttention
     ffn: DenseFfn
@@ -41,7 +41,7 @@ class DrafterLayer:
         self.mixer.append(cache, keys, v, slots)
 
     def forward(self, pending: Any | None, residual: Any, batch: Batch, own_rows: Batch, cache: KvCache) -> Any:
-        """Run block rows; ``own_rows`` gives each row the context and the whole block of its sequence."""
+        """Run block rows. ``own_rows`` gives each row the context and the whole block of its sequence."""
         mixer = self.mixer
         x = normalised(mixer.input_norm, pending, residual)
         rows = mixer.qkv(x, "verify")

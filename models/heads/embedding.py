@@ -8,7 +8,7 @@ from kernel_muster.models.layers.context import LayerContext, needed
 
 
 class Embedding:
-    """Gathers rows; the kernel refuses an id out of range."""
+    """Gathers rows. The kernel refuses an id out of range."""
 
     def __init__(self, ctx: LayerContext, vocab: int, hidden: int) -> None:
         self._gather = ctx.kernels.kernel("embedding", "gather", reached_by="every pass")

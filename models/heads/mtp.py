@@ -25,7 +25,7 @@ MakeFfn = Callable[[LayerContext, ModelDims, str], FfnComponent]
 
 
 class MtpHead:
-    """Norms, the projection that joins them, one decoder layer, and the last norm; lookups of attention and an FFN.
+    """Norms, the projection that joins them, one decoder layer, and the last norm. Lookups of attention and an FFN.
 
     Its weights have a separate quantisation: as stored, else ``dims.mtp_quant``.
     """

@@ -18,7 +18,7 @@ class Sampler:
         self._verify = kernels.try_kernel("sampling", "verify_greedy", reached_by="greedy choices of a verify pass")
 
     def sample(self, logits: Any, temperature: Any, top_k: Any, top_p: Any, uniform: Any) -> Any:
-        """Return one id i32 ``(M,)`` a row of logits BF16 ``(M, V)``; ``uniform`` f32 ``(M,)`` decides."""
+        """Return one id i32 ``(M,)`` a row of logits BF16 ``(M, V)``. ``uniform`` f32 ``(M,)`` decides."""
         ids = np.empty_like(logits, dtype=np.int32, shape=(logits.shape[0],))
         how = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "uniform": uniform}
         self.choose(logits, how, ids)
@@ -30,7 +30,7 @@ class Sampler:
         return bool(self._sample)
 
     def choose(self, logits: Any, how: Mapping[str, Any], ids: Any) -> None:
-        """Write one id for each row to ids i32 ``(M,)``; ``how`` holds the arguments of :meth:`sample` by name."""
+        """Write one id for each row to ids i32 ``(M,)``. ``how`` holds the arguments of :meth:`sample` by name."""
         if not self._sample:
             raise UsageError("no kernel samples tokens here: decode greedily")
         self._sample(logits=logits, **how, out=ids)

@@ -1,6 +1,6 @@
 """Full attention: norms, projections, rotary positions, paged cache and paged attention.
 
-Activations are BF16 ``(M, features)``; keys and values lie in the caller's cache. Softmax and sums are FP32, see the
+Activations are BF16 ``(M, features)``. Keys and values lie in the caller's cache. Softmax and sums are FP32, see the
 contracts. With GEMV projections, a row of a verify pass is bit-identical to the decode step of its prefix, and so is a
 row of a prefill with row-by-row attention. Attention in tiles of rows rounds its weights to BF16.
 """
@@ -124,7 +124,7 @@ class Attention(HeadAttention):
         return self.output(attended.reshape(x.shape[0], self.dims.q_dim), gate, batch.phase)
 
     def _attend(self, rows: QkvRows, batch: Batch, cache: KvCache) -> tuple[Any, Any | None]:
-        """Return attended heads ``(M, Hq, D)``, and the gate unless already applied; store the tokens in the cache."""
+        """Return attended heads ``(M, Hq, D)``, and the gate unless already applied. Store the tokens in the cache."""
         batch = replace(batch, positions=plain_positions(batch.positions))
         gate, is_decode = rows.gate, batch.phase == "decode"
         attended = np.empty_like(rows.q).reshape(rows.q.shape[0], self.dims.q_heads, self.dims.head_dim)

@@ -67,7 +67,7 @@ class QkvRows:
 
 
 class AttentionProjections:
-    """Handles, weights and arms of one layer's projections; every lookup is made here.
+    """Handles, weights and arms of one layer's projections. Every lookup is made here.
 
     ``requantises``: MUSTER_FP4_PROJ_DECODE applies to this layer's BF16 weights. ``fewest_rows`` is the least M.
     """
@@ -152,7 +152,7 @@ class AttentionProjections:
         return _edges(self._levers, (features, linears.q.weight.spec.shape[1]), linears.o.tiles, has_wide)
 
     def qkv(self, x: Any, phase: Phase, arm: QkvArm | None = None) -> QkvRows:
-        """Project normalised rows ``x (M, H)``, tile by tile; each tile writes its own rows of the result."""
+        """Project normalised rows ``x (M, H)``, tile by tile. Each tile writes its own rows of the result."""
         chosen = self.arm(x.shape[0], phase) if arm is None else arm
         dims = self.dims
         gate = new_rows(x, dims.q_dim) if dims.gated else None
@@ -208,7 +208,7 @@ class AttentionProjections:
             copy_rows(into.v, fused[:, q_rows + kv_dim :])
 
     def _project_all(self, x: Any, into: QkvRows) -> bool:
-        """Project a tile in one launch; without such a kernel, return False and do nothing."""
+        """Project a tile in one launch. Without such a kernel, return False and do nothing."""
         handle = self._qgkv.get(x.shape[0])
         if handle is None:
             return False
@@ -219,7 +219,7 @@ class AttentionProjections:
         return True
 
     def _project_q(self, x: Any, into: QkvRows, run: _Run, is_exact: bool) -> None:
-        """Project a tile's queries; one row uses the kernel of n = 1 in every arm."""
+        """Project a tile's queries. One row uses the kernel of n = 1 in every arm."""
         handle = self._qg.get(x.shape[0]) if is_exact else None
         if handle is not None:
             w = self.linears.q.weight.copy_for(handle)

@@ -34,7 +34,7 @@ def projection_shapes(hidden: int, dims: AttentionDims) -> tuple[tuple[int, int]
 
 @frozen
 class AttentionLinears:
-    """Q (with the gate's rows, per head), K, V and output projections; ``fused`` holds Q, K and V for tile GEMMs."""
+    """Q (with the gate's rows, per head), K, V and output projections. ``fused`` holds Q, K and V for tile GEMMs."""
 
     q: Linear
     k: Linear
@@ -96,7 +96,7 @@ def _value(ctx: LayerContext, name: str, shape: tuple[int, int], quantize: AnyHa
 
 
 def fused_tile(linears: AttentionLinears) -> Nvfp4Linear:
-    """Return the fused projection of Q, K and V; UsageError if there is none."""
+    """Return the fused projection of Q, K and V. UsageError if there is none."""
     if linears.fused is None:
         raise UsageError("Q, K and V have no common copy: their global scales differ")
     return linears.fused

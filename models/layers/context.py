@@ -54,7 +54,7 @@ class LayerContext:
         return WeightSpec(f"{self.label}.{name}", (rows, columns), quant)
 
     def stored(self, name: str, default: str) -> str:
-        """Return the stored quantisation of a weight, else the default; UsageError if no kernel supports it."""
+        """Return the stored quantisation of a weight, else the default. UsageError if no kernel supports it."""
         stored = self.planner.source.quant_of(f"{self.label}.{name}") or default
         if stored not in ("nvfp4", "bf16"):
             raise UsageError(
@@ -77,7 +77,7 @@ def new_rows(x: Any, columns: int) -> Any:
 
 
 def needed(array: Any | None, name: str) -> Any:
-    """Return an array that a plan lacks; UsageError in a plan."""
+    """Return an array that a plan lacks. UsageError in a plan."""
     if array is None:
         raise UsageError(f"{name}: the model was planned without weights and cannot compute")
     return array

@@ -31,7 +31,7 @@ def is_of(handle: AnyHandle, key: Key) -> bool:
 
 
 def looked_up(handle: AnyHandle | None, what: str) -> AnyHandle:
-    """Return a kernel that was looked up; UsageError if another launch replaces it."""
+    """Return a kernel that was looked up. UsageError if another launch replaces it."""
     if handle is None:
         raise UsageError(f"{what}: no kernel of its own was looked up, another launch serves it")
     return handle

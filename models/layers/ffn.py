@@ -32,7 +32,7 @@ class FfnComponent(Protocol):
         """Whether decode of this many rows reads each routed expert once."""
 
     def can_forward_km(self, rows: int) -> bool:
-        """Whether batched GEMVs serve these rows; known before the previous norm, without side effects."""
+        """Whether batched GEMVs serve these rows. Known before the previous norm, without side effects."""
 
     def arm(self, rows: int, phase: Phase) -> FfnArm:
         """Return the arm of forward."""
@@ -58,7 +58,7 @@ class NoneFfn:
         return False
 
     def arm(self, rows: int, phase: Phase) -> FfnArm:
-        """Return ``single``; it launches no kernel."""
+        """Return ``single``. It launches no kernel."""
         return "single"
 
     def forward(self, x: Any, phase: Phase, arm: FfnArm | None = None) -> Any:
@@ -67,7 +67,7 @@ class NoneFfn:
 
 
 def forced_arm(ctx: LayerContext, arms: tuple[FfnArm, ...]) -> FfnArm | None:
-    """Return the arm forced by MUSTER_FFN_ARM; an arm that this FFN lacks is REQUEST_NOT_HONORED."""
+    """Return the arm forced by MUSTER_FFN_ARM. An arm that this FFN lacks is REQUEST_NOT_HONORED."""
     asked = ctx.levers[FFN_LEVER]
     for arm in arms:
         if arm == asked:

@@ -103,7 +103,7 @@ class Gdn:
         return out
 
     def project(self, x: Any, phase: Phase, states: Recurrent | None = None, slots: Any = None) -> GdnInputs:
-        """Project normalised rows ``x (M, H)``; one row is one launch with the split, more rows are split after it.
+        """Project normalised rows ``x (M, H)``. One row is one launch with the split, more rows are split after it.
 
         The small kernels of the gates run in parallel until their consumer joins them. A decode step of few sequences
         with given states makes all inputs in one launch, and advances the convolution's states.
@@ -169,5 +169,5 @@ class Gdn:
 
 
 def _f32(memory: Memory, array: Any | None) -> Any | None:
-    """Return an array as FP32, exactly; kernels read rates and biases in that type only."""
+    """Return an array as FP32, exactly. Kernels read rates and biases in that type only."""
     return None if array is None else memory.put(memory.get(array).astype(np.float32))

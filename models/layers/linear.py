@@ -84,7 +84,7 @@ class Nvfp4Linear:
             start += size
 
     def gemm(self, x: Any, out: Any, phase: Phase) -> None:
-        """Project all rows with one GEMM; without one, through the GEMV tiers."""
+        """Project all rows with one GEMM. Without one, through the GEMV tiers."""
         if x.shape[0] == 0:
             return
         if not self.tiles:  # a target without tile GEMMs still prefills
@@ -129,7 +129,7 @@ class Bf16Linear:
             self.gemm(x, out, phase)
 
     def gemv(self, x: Any, out: Any) -> None:
-        """Project through the GEMV, at most 16 rows in each launch; several rows without such a kernel use the GEMM."""
+        """Project through the GEMV, at most 16 rows in each launch. Several rows without such a kernel use the GEMM."""
         if not self.covers(x.shape[0]):
             self.gemm(x, out, "decode")
             return

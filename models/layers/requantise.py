@@ -9,7 +9,7 @@ from kernel_muster.registry.selection.handles import AnyHandle
 
 
 def requantise(quantize: AnyHandle, weight: Bf16Weight) -> Nvfp4Weight:
-    """Return a BF16 weight ``(N, K)`` as NVFP4, row-major; kernels then prepare their copies, also transposed ones.
+    """Return a BF16 weight ``(N, K)`` as NVFP4, row-major. Kernels then prepare their copies, also transposed ones.
 
     Rounds like ``quantize_bf16_to_nvfp4``: relative error of a value at most 1/6 above the smallest step.
     """

@@ -30,7 +30,7 @@ class Rotary:
     A token of text has one position for time, height and width: for it mrope equals plain rope, bit for bit. Tokens
     with three positions need the interleaved kernel. Other layouts of mrope have no kernel and are refused.
 
-    ``together`` is the fused kernel for heads of text; plain rope is its replacement.
+    ``together`` is the fused kernel for heads of text. Plain rope is its replacement.
     """
 
     def __init__(self, ctx: LayerContext, dims: RopeDims | None, together: "NormTurnAppend | None" = None) -> None:
@@ -160,5 +160,5 @@ def plain_positions(positions: Any) -> Any:
 
 
 def _is_text(positions: Any) -> bool:
-    # On a device this waits; only callers with three positions a token pay for it.
+    # On a device this waits. Only callers with three positions a token pay for it.
     return bool(np.array_equal(positions[0], positions[1]) and np.array_equal(positions[0], positions[2]))

@@ -103,7 +103,7 @@ def _members(name: TileName, levers: Levers) -> tuple[list[Key], str]:
 
 
 def _slots(handle: AnyHandle) -> dict[TileName, AnyHandle]:
-    """Return the slot of a resolved chain; empty if no kernel serves."""
+    """Return the slot of a resolved chain. Empty if no kernel serves."""
     return {_SLOTS[handle.key.func]: handle} if handle else {}
 
 

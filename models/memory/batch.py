@@ -62,7 +62,7 @@ class Batch:
         return replace(self, block_table=table, context_lens=np.repeat(self.context_lens, self.counts))
 
     def on(self, memory: Memory) -> "Batch":
-        """Return this batch in the layers' memory; on the host it is unchanged."""
+        """Return this batch in the layers' memory. On the host it is unchanged."""
         if memory.is_host:
             return self
         names = ("ids", "positions", "cu_rows", "kv_slots", "block_table", "context_lens", "state_slots")

@@ -41,7 +41,7 @@ class Memory(Protocol):
         """Return an array in this memory: itself, if it is already there."""
 
     def get(self, array: Any) -> Any:
-        """Return a NumPy copy of an array; waits for all earlier work."""
+        """Return a NumPy copy of an array. Waits for all earlier work."""
 
     def side_stream(self) -> SideStream | None:
         """Return a second stream for launches that may run beside others, if there is one."""
@@ -53,7 +53,7 @@ class Memory(Protocol):
         """Return the bytes of live arrays in this memory."""
 
     def release(self) -> None:
-        """Free unused memory; live arrays keep theirs."""
+        """Free unused memory. Live arrays keep theirs."""
 
 
 class HostMemory:
@@ -167,7 +167,7 @@ class DeviceMemory:
             return self._cupy.asarray(np.ascontiguousarray(array))
 
     def get(self, array: Any) -> Any:
-        """Return a copy on the host; waits for the stream."""
+        """Return a copy on the host. Waits for the stream."""
         if isinstance(array, np.ndarray):
             return np.array(array)
         with self.active():
@@ -217,7 +217,7 @@ class DeviceSideStream:
 
 
 def memory_of(target: Target) -> Memory:
-    """Return the memory for kernels of a target; an architecture without a device uses the host's."""
+    """Return the memory for kernels of a target. An architecture without a device uses the host's."""
     return HostMemory() if target.device is None else DeviceMemory(target.device.ordinal)
 
 
@@ -234,9 +234,9 @@ def enough_memory(memory: Memory, what: str) -> Iterator[None]:
 
 
 def copy_rows(into: Any, source: Any) -> None:
-    """Copy rows, with or without gaps between them, bit for bit; an open tape records the copy like a launch.
+    """Copy rows, with or without gaps between them, bit for bit. An open tape records the copy like a launch.
 
-    Shapes and types are equal and the last axis is contiguous; ContractError otherwise.
+    Shapes and types are equal and the last axis is contiguous. ContractError otherwise.
     """
     to, of = view_of(into), view_of(source)
     if to.shape != of.shape or to.dtype != of.dtype or (to.device < 0) is not (of.device < 0):
@@ -298,6 +298,6 @@ def _pitch(view: ArrayView, width: int) -> int:
 
 
 def need_device(target: Target, what: str) -> None:
-    """Refuse an architecture without a device; UsageError names the purpose."""
+    """Refuse an architecture without a device. UsageError names the purpose."""
     if not target.is_cpu and target.device is None:
         raise UsageError(f"{what}: {target} is an architecture without a device: build a plan, or name a device")

@@ -33,7 +33,7 @@ class ScratchPlan:
         self._users: dict[tuple[str, str], int] = {}
 
     def use(self, scope: str, user: str, buffer: str, size_bytes: int, steps: tuple[int, int] = (0, 0)) -> None:
-        """Plan a use; ScratchError if another use of the scope is alive then, or the limit is exceeded."""
+        """Plan a use. ScratchError if another use of the scope is alive then, or the limit is exceeded."""
         new = ScratchUse(scope, user, buffer, size_bytes, *steps)
         if new.last < new.first or size_bytes < 0:
             raise ScratchError(f"{scope}: {user} uses {buffer} for {size_bytes} bytes in steps {steps}")
@@ -63,7 +63,7 @@ class ScratchPlan:
         return dict(sorted(self._sizes.items()))
 
     def planned_bytes(self, buffer: str, user: str) -> int:
-        """Return the bytes that a user may lease of a buffer; ScratchError without a plan."""
+        """Return the bytes that a user may lease of a buffer. ScratchError without a plan."""
         if (buffer, user) not in self._users:
             raise ScratchError(f"{user} leases {buffer}, which it did not plan")
         return self._users[buffer, user]
@@ -89,7 +89,7 @@ class Scratch:
     def lease(
         self, buffer: str, user: str, shape: tuple[int, ...], dtype: str = "bf16", stream: object | None = None
     ) -> Iterator[Any]:
-        """Lend a contiguous array during a block; ScratchError if it is taken, too small, or raced for."""
+        """Lend a contiguous array during a block. ScratchError if it is taken, too small, or raced for."""
         carrier = numpy_dtype(dtype)
         needed = int(np.prod(shape, dtype=np.int64)) * carrier.itemsize
         planned = self.plan.planned_bytes(buffer, user)

@@ -20,7 +20,7 @@ Zeros = Callable[[tuple[int, ...], str], Any]
 
 
 def host_zeros(shape: tuple[int, ...], dtype: str) -> Any:
-    """Return zeros on the host; ``dtype`` is a name of ``registry.dtypes``."""
+    """Return zeros on the host. ``dtype`` is a name of ``registry.dtypes``."""
     return np.zeros(shape, numpy_dtype(dtype))
 
 
@@ -113,7 +113,7 @@ class ModelState:
         self._undecided: set[int] = set()  # the slots of its sequences
 
     def open(self) -> SequenceState:
-        """Begin a sequence; UsageError if every slot is taken."""
+        """Begin a sequence. UsageError if every slot is taken."""
         if not self._free_slots:
             raise UsageError(f"all {self.sizes.sequences} sequence slots are taken")
         slot = self._free_slots.pop()
@@ -148,9 +148,9 @@ class ModelState:
     def batch(
         self, sequences: Sequence[SequenceState], ids: Sequence[Sequence[int]], phase: Phase, positions: Any = None
     ) -> Batch:
-        """Place new rows of some sequences, with pages as needed; UsageError if there are too few.
+        """Place new rows of some sequences, with pages as needed. UsageError if there are too few.
 
-        ``positions`` are ``(3, M)`` for tokens with height and width; without them a token's place is its position.
+        ``positions`` are ``(3, M)`` for tokens with height and width. Without them a token's place is its position.
         """
         if len(ids) != len(sequences):
             raise UsageError(f"tokens of {len(ids)} sequences for {len(sequences)} of them: expected as many")
@@ -174,7 +174,7 @@ class ModelState:
         )
 
     def reserve(self, sequences: Sequence[SequenceState], lengths: Sequence[int]) -> None:
-        """Take pages for these token counts; UsageError without any change if they run out.
+        """Take pages for these token counts. UsageError without any change if they run out.
 
         A length beyond the model's context is refused in the same way, and so is any call while rows of a verify pass
         are pending, because that pass has advanced the recurrent states.
@@ -245,7 +245,7 @@ class ModelState:
         self._verified, self._undecided = batch, set(batch.state_slots.tolist())
 
     def roll_back(self, sequences: Sequence[SequenceState], batch: Batch, kept: Sequence[int]) -> None:
-        """Keep the first rows of each sequence of a verify pass, at least one; recurrent states are restored exactly.
+        """Keep the first rows of each sequence of a verify pass, at least one. Recurrent states are restored exactly.
 
         Keys and values of the others lie beyond the context, unread until they are overwritten.
         """

@@ -54,7 +54,7 @@ BUILT_IN_EDGES = QkvEdges()
 
 
 def qkv_edges(levers: Levers, hopper_from: int) -> QkvEdges:
-    """Return the edges of a device; ``hopper_from`` is the Hopper GEMM's for Q, K and V together, 0 without it.
+    """Return the edges of a device. ``hopper_from`` is the Hopper GEMM's for Q, K and V together, 0 without it.
 
     Where even the widest tier is worth its launch, rows above it follow a single projection's: chunks up to the GEMM's
     edge, then the GEMM. Where nobody measured that, only the Hopper GEMM is worth more than tiles of 3.

@@ -21,7 +21,7 @@ _DEVICES = {
 class Evidence:
     """Measurements behind a decision: the architecture, the comparison, the figures, and unmeasured ranges.
 
-    ``kernels`` are those that were timed, with the digests of their sources; without any, the figures are of others.
+    ``kernels`` are those that were timed, with the digests of their sources. Without any, the figures are of others.
     """
 
     arch: str

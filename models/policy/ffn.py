@@ -57,7 +57,7 @@ def _small(rows: int) -> FfnArm:
 
 
 def dense_alias(arm: FfnArm) -> FfnArm:
-    """Return the dense FFN's arm for a name; UsageError for an arm of experts only."""
+    """Return the dense FFN's arm for a name. UsageError for an arm of experts only."""
     if arm not in DENSE_ARMS:
         raise UsageError(f"a dense FFN has no arm {arm!r}; it has {', '.join(DENSE_ARMS)}")
     return "batched" if arm in ("token_major", "atomic_c4") else arm

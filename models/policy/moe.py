@@ -9,7 +9,7 @@ from kernel_muster.registry.levers import Levers
 # 0.960 against 0.900, no regressions.
 #
 # H200, CUDA 13.0, cold L2, 256 experts, top 8, 2048 / 512, another routing every launch, us by rows, pairwise in tiles
-# of two or three / grouped with its sort; the whole curve: plugins/moe/records/h200.md.
+# of two or three / grouped with its sort. The whole curve: plugins/moe/records/h200.md.
 #   1: 9.5 / 14.2   2: 12.8 / 17.6   3: 18.0 / 22.4   4: 25.7 / 24.7   5: 30.7 / 30.3   6: 36.1 / 33.1   8: 48.8 / 39.7
 #   12: 71.2 / 48.3   16: 98.4 / 57.7   32: 190 / 88.1
 # Again: muster bench moe --no-peers --rows 1,2,3,4,5,6,8,12,16,32

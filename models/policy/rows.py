@@ -6,7 +6,7 @@ CAPTURED_BATCH_SIZES = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 def padded_rows(rows: int) -> int:
-    """Return the captured batch size for M rows; one row stays one. UsageError beyond the largest size."""
+    """Return the captured batch size for M rows. One row stays one. UsageError beyond the largest size."""
     if rows == 1:
         return 1
     for size in CAPTURED_BATCH_SIZES:
@@ -21,7 +21,7 @@ def verify_rows(drafts: int) -> int:
 
 
 def committed_rows(accepted: int) -> int:
-    """Return the number of rows that reach the drafter's context after an accept; plain decode accepts none."""
+    """Return the number of rows that reach the drafter's context after an accept. Plain decode accepts none."""
     return accepted + 1 if accepted >= 0 else _at_least(accepted, "accepted")
 
 

@@ -1,4 +1,4 @@
-"""The W4A16 GEMM for a shape. The tile variants are bit-identical to one another; the Hopper kernel is not."""
+"""The W4A16 GEMM for a shape. The tile variants are bit-identical to one another. The Hopper kernel is not."""
 
 from collections.abc import Collection
 from typing import Literal, get_args
@@ -9,8 +9,8 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.values import frozen
 
-# ``hopper`` reads a layout of its own, ``base`` untransposed weights (the slow arm), the others the transposed copy;
-# each name is one slot, whichever twin serves it. ``fp4`` quantises its activations too: no built-in family has one.
+# ``hopper`` reads a layout of its own, ``base`` untransposed weights (the slow arm), the others the transposed copy.
+# Each name is one slot, whichever twin serves it. ``fp4`` quantises its activations too: no built-in family has one.
 TileName = Literal["hopper", "base", "t", "k64", "k64_n64", "m128", "m128_v2", "m128_v3", "fp4"]
 TILE_NAMES: tuple[TileName, ...] = get_args(TileName)
 

@@ -54,7 +54,7 @@ class MtpProposer:
         self._state.close(self._drafts.pop(sequence.slot).cache)
 
     def commit(self, rows: Committed) -> None:
-        """Read committed rows with the tokens after them; the head's result for the last one is the first draft."""
+        """Read committed rows with the tokens after them. The head's result for the last one is the first draft."""
         chosen: list[int] = []
         counts: list[int] = []
         positions: list[int] = []
@@ -79,7 +79,7 @@ class MtpProposer:
         self, drafts: Sequence[_Draft], counts: Sequence[int], ids: Sequence[int], hidden: Any,
         positions: Sequence[int], is_prompt: bool,
     ) -> list[Any]:  # fmt: skip
-        """Run committed rows through the head; the kept rows of a verify pass use its recording."""
+        """Run committed rows through the head. The kept rows of a verify pass use its recording."""
         caches = [draft.cache for draft in drafts]
         if not is_prompt and max(counts) <= self._rows:
             step = self._commits.get(len(drafts))
@@ -92,7 +92,7 @@ class MtpProposer:
         return [out[end : end + 1] for end in ends]
 
     def propose(self, sequences: Sequence[SequenceState], last_ids: Sequence[int]) -> Any:
-        """Draft token by token, recorded once for each number of sequences; the commit already has the last ids."""
+        """Draft token by token, recorded once for each number of sequences. The commit already has the last ids."""
         drafts = [self._drafts[sequence.slot] for sequence in sequences]
         rows = [draft.last for draft in drafts if draft.last is not None]
         if len(rows) != len(drafts):
@@ -106,7 +106,7 @@ class MtpProposer:
     def _run(
         self, drafts: Sequence[_Draft], counts: Sequence[int], ids: Sequence[int], hidden: Any, positions: Sequence[int]
     ) -> tuple[Any, list[int]]:
-        """Run rows through the head; return its rows, and the last one of each sequence."""
+        """Run rows through the head. Return its rows, and the last one of each sequence."""
         cuts = np.cumsum([0, *counts]).tolist()
         each = [list(ids[start:stop]) for start, stop in pairwise(cuts)]
         phase: Phase = "decode" if max(counts) == 1 else "verify" if max(counts) <= self._rows else "prefill"

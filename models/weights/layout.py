@@ -16,7 +16,7 @@ Readers = Mapping[str, Iterable[AnyHandle]]
 
 
 class PlannedWeight:
-    """One weight in every layout of its kernels; without values in a plan."""
+    """One weight in every layout of its kernels. Without values in a plan."""
 
     def __init__(self, spec: WeightSpec, layouts: frozenset[str], copies: Mapping[str, Any]) -> None:
         self.spec, self.layouts, self._copies = spec, layouts, dict(copies)
@@ -26,7 +26,7 @@ class PlannedWeight:
         return bool(handle) and handle.weight_layout in self.layouts
 
     def copy_for(self, handle: AnyHandle) -> Any:
-        """Return a kernel's copy; UsageError if there is none, NullKernelError if there is no kernel."""
+        """Return a kernel's copy. UsageError if there is none, NullKernelError if there is no kernel."""
         layout = handle.weight_layout
         if layout in self._copies:
             return self._copies[layout]
@@ -38,7 +38,7 @@ class PlannedWeight:
 
     @property
     def plain(self) -> Any:
-        """The logical weight, for kernels planned to read it directly; UsageError if there is none."""
+        """The logical weight, for kernels planned to read it directly. UsageError if there is none."""
         if self.spec.logical_layout not in self._copies:
             raise UsageError(f"{self.spec.name}: the model was planned without weights and cannot compute")
         return self._copies[self.spec.logical_layout]

@@ -72,7 +72,7 @@ class RandomWeights:
         return out[:count]
 
     def _bf16(self, spec: WeightSpec, spread: float, middle: float) -> Any:
-        """Return uniform values ``middle +- spread``, truncated to BF16; each operation is one FP32 rounding."""
+        """Return uniform values ``middle +- spread``, truncated to BF16. Each operation is one FP32 rounding."""
         count = prod(spec.shape)
         out = self._memory.empty((count,), "bf16")
         bits = out.view(np.uint16)
@@ -106,5 +106,5 @@ class RandomWeights:
 
 
 def in_memory(source: Any, memory: Memory) -> Any:
-    """Return a source that makes its weights in a memory, if it can; any other source is unchanged."""
+    """Return a source that makes its weights in a memory, if it can. Any other source is unchanged."""
     return source.on(memory) if isinstance(source, RandomWeights) else source

@@ -41,7 +41,7 @@ class WeightSource(Protocol):
     """Gives the value of a weight, or None in a plan."""
 
     def find(self, spec: WeightSpec) -> Any | None:
-        """Return the logical weight; UsageError if it does not fit."""
+        """Return the logical weight. UsageError if it does not fit."""
 
     def quant_of(self, name: str) -> str | None:
         """Return the stored quantisation of a weight, or None if unknown."""
@@ -64,7 +64,7 @@ class GivenWeights:
         self._weights = dict(weights)
 
     def find(self, spec: WeightSpec) -> Any:
-        """Return a weight by its name; UsageError for a missing or wrong one."""
+        """Return a weight by its name. UsageError for a missing or wrong one."""
         if spec.name not in self._weights:
             raise UsageError(f"{spec.name}: no such weight, expected {spec.quant} {spec.shape}")
         value = self._weights[spec.name]
@@ -101,7 +101,7 @@ class SyntheticWeights:
 
 
 def moved_to(memory: Memory, weight: Any | None) -> Any | None:
-    """Return a weight with its arrays in a memory; its global scale stays on the host, which reads it at launch."""
+    """Return a weight with its arrays in a memory. Its global scale stays on the host, which reads it at launch."""
     if weight is None or memory.is_host:
         return weight
     if isinstance(weight, Bf16Weight):
@@ -123,7 +123,7 @@ def stack_experts(matrices: Sequence[Nvfp4Weight], lead: tuple[int, ...]) -> Nvf
 
 
 def fuse_rows(weights: Sequence[Nvfp4Weight]) -> Nvfp4Weight | None:
-    """Stack row-major weights of one K; None unless their global scales are equal (or there is none)."""
+    """Stack row-major weights of one K. None unless their global scales are equal (or there is none)."""
     scales = {float(weight.global_scale_decode) for weight in weights}
     if len(scales) != 1 or any(weight.layout != nvfp4.ROW_MAJOR for weight in weights):
         return None

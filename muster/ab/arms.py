@@ -42,7 +42,7 @@ class Arm:
 
 
 def parse_levers(option: str, texts: Iterable[str]) -> dict[str, str]:
-    """Read ``NAME=VALUE`` settings; UsageError for any other form. The boot checks that the lever exists."""
+    """Read ``NAME=VALUE`` settings. UsageError for any other form. The boot checks that the lever exists."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -60,7 +60,7 @@ def parse_levers(option: str, texts: Iterable[str]) -> dict[str, str]:
 
 
 def parse_without(option: str, texts: Iterable[str]) -> tuple[KernelKey, ...]:
-    """Read the keys removed from an arm; UsageError for an invalid key. The boot checks that a model asks for it."""
+    """Read the keys removed from an arm. UsageError for an invalid key. The boot checks that a model asks for it."""
     try:
         return tuple(dict.fromkeys(map(parse_key, texts)))
     except ValueError as error:

@@ -169,7 +169,7 @@ class Booted:
 
     @property
     def maturity(self) -> str:
-        """The maturity of the built-in builder; empty for a model of another builder."""
+        """The maturity of the built-in builder. Empty for a model of another builder."""
         return str(self.model.maturity) if is_model(self.model) else ""
 
     @property
@@ -190,7 +190,7 @@ def boot_arm(
     name: str, request: BootRequest, building: Building, *, without: frozenset[KernelKey] = frozenset(),
     nudge_seed: int | None = None,
 ) -> Booted:  # fmt: skip
-    """Boot an arm and build its model with weights; ArmRefused, with the report, if it is refused or not built.
+    """Boot an arm and build its model with weights. ArmRefused, with the report, if it is refused or not built.
 
     UsageError if ``without`` contains a key that its model requires, or an unregistered key.
     """
@@ -252,7 +252,7 @@ def _check_context(manifest: Manifest, reads: int) -> None:
 
 
 def _in_layers(layers: Sequence[str]) -> str:
-    """Name the layers; empty if a model names none."""
+    """Name the layers. Empty if a model names none."""
     named_layers = [layer for layer in layers if layer]
     if not named_layers:
         return ""
@@ -280,7 +280,7 @@ def check_without(name: str, session: BootSession, without: frozenset[KernelKey]
 
 
 def _built(sized: Manifest, boot: BootSession, weights: Any) -> Any:
-    """Build the model; BuilderFailed if its builder raises, and MusterError if the result cannot decode."""
+    """Build the model. BuilderFailed if its builder raises, and MusterError if the result cannot decode."""
     try:
         with builds("the model's builder", is_ours=_is_ours(boot, sized)):
             return build_model(sized, boot.kernels, weights)
@@ -292,7 +292,7 @@ def _built(sized: Manifest, boot: BootSession, weights: Any) -> Any:
 
 
 def _undecodable_plan(sized: Manifest, boot: BootSession) -> str:
-    """Return the reason why a builder's plan could not decode; empty if it could, or if there is no plan."""
+    """Return the reason why a builder's plan could not decode. Empty if it could, or if there is no plan."""
     apart = LookupSession(boot.kernels.catalog, boot.target, boot.levers)
     try:
         plan = build_model(sized, Lookups(apart))

@@ -85,7 +85,7 @@ def _check_asked(name: str, booted: Booted, without: frozenset[KernelKey]) -> No
 
 
 def _served_before(row: KernelRow, key: str) -> str:
-    """Return the chain member that serves before a key is reached; empty if there is none."""
+    """Return the chain member that serves before a key is reached. Empty if there is none."""
     members = row.chain or (row.key,)
     at = members.index(row.served_by) if row.served_by in members else len(members)
     return row.served_by if at < members.index(key) else ""

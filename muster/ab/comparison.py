@@ -180,7 +180,7 @@ class Comparison:
         )
 
     def _generate(self, name: str, prompts: Sequence[Prompt], **options: Any) -> Decoded:
-        """Decode in one arm; ArmStopped if that fails, or if kept logits carry no information."""
+        """Decode in one arm. ArmStopped if that fails, or if kept logits carry no information."""
         booted = self._a if name == A else self._b
         with stops(name, f"C={len(prompts)}"):
             found = booted.decoder.generate(prompts, self._plan.tokens, **options)
@@ -268,7 +268,7 @@ class Comparison:
         return None
 
     def _place(self, name: str, prompts: Sequence[Prompt], broken: tuple[int, int] | None) -> str:
-        """Name the place in the model where bits part; it informs, and is no measurement."""
+        """Name the place in the model where bits part. It informs, and is no measurement."""
         if broken is None:
             return ""
         self._plan.say(f"where sequence {broken[0]} of arm {name} parts from itself alone")
@@ -368,7 +368,7 @@ def _stopped(error: ArmStopped) -> Check:
 
 
 def _device_text(booted: Booted) -> str:
-    """Return the driver's name of the device; empty for the host."""
+    """Return the driver's name of the device. Empty for the host."""
     device = booted.session.target.device
     if device is None:
         return ""

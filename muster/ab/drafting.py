@@ -59,7 +59,7 @@ def boot_drafter(
     name: str, request: BootRequest, wish: DrafterWish, building: Building, target: Booted,
     without: frozenset[KernelKey] = frozenset(),
 ) -> None:  # fmt: skip
-    """Boot the drafter of an arm for the arm's decoder; ArmRefused if it is refused or not built.
+    """Boot the drafter of an arm for the arm's decoder. ArmRefused if it is refused or not built.
 
     UsageError for a model that is no drafter, a drafter of another model, or an arm's model that decodes itself.
     """

@@ -29,7 +29,7 @@ class Stop:
 
 
 def locate(booted: Booted, prompts: Sequence[Prompt], sequence: int, token: int) -> str:
-    """Name the place where a sequence parts from itself alone in the step of ``token``; empty if not observable."""
+    """Name the place where a sequence parts from itself alone in the step of ``token``. Empty if not observable."""
     if not is_model(booted.model):
         return ""  # the launches of a model that decodes itself cannot be observed
     if token == 0:

@@ -102,7 +102,7 @@ class Kernels:
 
     @property
     def speed(self) -> float | None:
-        """B's speed-up; None without differing kernels or times."""
+        """B's speed-up. None without differing kernels or times."""
         return self.seconds_a / self.seconds_b if self.seconds_a > 0 and self.seconds_b > 0 else None
 
 
@@ -174,7 +174,7 @@ class ModelResult:
     """One model.
 
     ``code`` names the keys with different code, with that of A and of B. ``set_hashes`` are those of the arms' reports.
-    ``refused`` holds, for an arm that did not boot, its report and its builder's exception; ``failed`` names those of
+    ``refused`` holds, for an arm that did not boot, its report and its builder's exception. ``failed`` names those of
     them without a refusing finding, whose builder failed.
     """
 

@@ -32,7 +32,7 @@ _DEVICE_TOKENS, _HOST_TOKENS = 32, 16
 
 @frozen(kw_only=True)
 class Wish:
-    """The caller's options; None selects the target's default."""
+    """The caller's options. None selects the target's default."""
 
     models: tuple[str, ...]
     target: str | None = None
@@ -58,7 +58,7 @@ class Wish:
 
     @property
     def limits(self) -> Limits | None:
-        """The limits of a model of reduced size; None at full size.
+        """The limits of a model of reduced size. None at full size.
 
         On the host models have reduced size, unless an option or a checkpoint selects full size.
         """
@@ -118,7 +118,7 @@ def run(
 
 
 def _checked(bases: Sequence[BootRequest], plan: Plan) -> list[BootRequest]:
-    """Return the unknown models; UsageError for an impossible later model, before an earlier one has run."""
+    """Return the unknown models. UsageError for an impossible later model, before an earlier one has run."""
     unknown = []
     for base in bases:
         manifest, _ = find_manifest(base, discover_for(base))

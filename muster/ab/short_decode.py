@@ -22,7 +22,7 @@ _MOST_NAMES = 12
 
 @frozen(kw_only=True)
 class ShortDecode:
-    """The result of the decode. ``size`` names the reductions; empty at full size. ``late`` are lookups after the seal.
+    """The result of the decode. ``size`` names the reductions. Empty at full size. ``late`` are lookups after the seal.
 
     ``is_flat``: each row of logits is constant. ``unused`` names tensors of a checkpoint that were not read.
     """
@@ -71,7 +71,7 @@ class ShortDecode:
         return found
 
     def unused_lines(self) -> list[str]:
-        """Name the unread tensors of a checkpoint; with fewer layers, most belong to the others."""
+        """Name the unread tensors of a checkpoint. With fewer layers, most belong to the others."""
         return folded_names(self.unused, 1 if self.size else _MOST_NAMES)
 
 
@@ -95,7 +95,7 @@ def _refuses(booted: Booted) -> Iterator[None]:
 
 
 def short_decode(request: BootRequest, building: Building, tokens: int, prompts: Sequence[str] = ()) -> ShortDecode:
-    """Boot the model with weights and decode; ArmRefused if that fails, UsageError for impossible options."""
+    """Boot the model with weights and decode. ArmRefused if that fails, UsageError for impossible options."""
     booted = boot_arm("boot", request, building)
     try:
         vocab = booted.sized.model.vocab_size or 1

@@ -91,7 +91,7 @@ def _there(handle: Handle, given: Arguments, memory: Memory) -> Arguments:
 
 
 def _proven_error(kernels: Lookups, handle: Handle, case: Case, memory: Memory) -> float:
-    """Prove one case like an audit, and return its relative L2 error; MusterError describes a failure."""
+    """Prove one case like an audit, and return its relative L2 error. MusterError describes a failure."""
     (result,) = prove(handle, memory, partial(_find, kernels), lambda one: one is case, seconds=CASE_S)
     if why := why_stuck(memory.device):
         raise DeviceStuck(why)

@@ -58,7 +58,7 @@ class Contestant:
 
     @property
     def source_sha256(self) -> str:
-        """Digest of the source of its kernels; empty for other libraries' kernels."""
+        """Digest of the source of its kernels. Empty for other libraries' kernels."""
         return " ".join(sorted({handle.source_sha256 for handle in self.handles}))
 
 
@@ -78,7 +78,7 @@ def read_kernel(kernels: Lookups, size_bytes: int) -> Contestant:
 
 
 def found(kernels: Lookups, module: str, func: str) -> Handle:
-    """Return a kernel's handle; KernelMissing if there is none."""
+    """Return a kernel's handle. KernelMissing if there is none."""
     handle = kernels.kernel(module, func)
     assert isinstance(handle, Handle)  # noqa: S101  (a miss has raised)
     return handle

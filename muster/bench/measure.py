@@ -44,7 +44,7 @@ class BenchFamily:
 
 
 def family(name: str) -> BenchFamily:
-    """Return a family by name; UsageError with a suggestion if there is none."""
+    """Return a family by name. UsageError with a suggestion if there is none."""
     if name not in MODULES:
         near = get_close_matches(name, MODULES, 1)
         hint = f"; did you mean {near[0]}?" if near else "."

@@ -43,7 +43,7 @@ class Row:
 
 
 def race(timer: Timer, family: str, problem: Problem, rounds: int = ROUNDS) -> Iterator[Row]:
-    """Yield a row for each contestant, in their order; one that fails or is wrong has a note and no time."""
+    """Yield a row for each contestant, in their order. One that fails or is wrong has a note and no time."""
     entries: dict[Contestant, Entry] = {}
     errors: dict[Contestant, float | None] = {}
     notes: dict[Contestant, str] = {}
@@ -118,7 +118,7 @@ def _with_time(row: Row, timed: Timed, entry: Entry, floor: float | None) -> Row
 
 
 def _synchronize(who: str) -> None:
-    """Wait for the device; DeviceStuck if a launch does not end."""
+    """Wait for the device. DeviceStuck if a launch does not end."""
     import cupy
 
     ordinal = int(cupy.cuda.runtime.getDevice())
@@ -126,7 +126,7 @@ def _synchronize(who: str) -> None:
 
 
 def wait_in_time(ordinal: int, wait: Callable[[], None], by: str, seconds: float) -> None:
-    """Wait for a device; after ``seconds``, raise DeviceStuck with the launch's name and give the device up."""
+    """Wait for a device. After ``seconds``, raise DeviceStuck with the launch's name and give the device up."""
     outcome = watched(wait, seconds, by)
     if outcome.error is not None:
         raise outcome.error

@@ -1,7 +1,7 @@
 """Timing on a device: cold L2, graph replays, interleaved, median and spread.
 
 One replay runs a kernel over copies of its data that together exceed the L2, for at least 0.4 ms. Replays of all
-contestants alternate, so that clocks and neighbours affect all equally. CUDA events on one stream; no allocation,
+contestants alternate, so that clocks and neighbours affect all equally. CUDA events on one stream. No allocation,
 compilation or tuning during the timing.
 """
 

@@ -47,7 +47,7 @@ def _nothing() -> None:
 
 
 class _Commands(TyperGroup):
-    """The command's group; it removes a parsing library's prefix from messages about option values."""
+    """The command's group. It removes a parsing library's prefix from messages about option values."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the called command."""

@@ -51,7 +51,7 @@ def request_of(
     plugins: Iterable[str] | None = None,
     no_plugins: Iterable[str] | None = None,
 ) -> BootRequest:
-    """Build the request of a boot; UsageError if the options contradict each other."""
+    """Build the request of a boot. UsageError if the options contradict each other."""
     if reference is not None and model is not None and config is manifest is None and has_config(model):
         config, model = Path(model), None  # the folder identifies the model, the reference names it
     _check_one_model(model, manifest, config, reference, bool(manifests))
@@ -92,7 +92,7 @@ def audit_options(
     set_hash: str | None,
     allowed: Iterable[str],
 ) -> AuditOptions:
-    """Build the options of the audit; UsageError for impossible ones."""
+    """Build the options of the audit. UsageError for impossible ones."""
     audit = AuditOptions(profile, stage, as_of, set_hash, frozenset(map(_key, allowed)))
     BootOptions(audit=audit).check()
     return audit

@@ -14,7 +14,7 @@ from kernel_muster.registry.values import frozen
 
 @frozen
 class Asking:
-    """One kind of lookup of a key by models; ``is_tried`` unless an earlier member of the chain serves."""
+    """One kind of lookup of a key by models. ``is_tried`` unless an earlier member of the chain serves."""
 
     entry: LookupEntry
     models: tuple[str, ...]

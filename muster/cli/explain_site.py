@@ -40,7 +40,7 @@ class Question:
 
 
 def questions_at(text: str, selector: Selector) -> tuple[Question, ...]:
-    """Return the lookups of plan builds of all models at a site, for a target and levers; UsageError if there are none.
+    """Return the lookups of plan builds of all models at a site, for a target and levers. UsageError if there are none.
 
     ``text`` is the end of a site's path and its line. A model that these levers or its plugins exclude makes no
     lookup. If a builder fails, its earlier lookups count, and stderr reports the failure.

@@ -30,7 +30,7 @@ VERSION = "1.0"
 
 @frozen
 class Listing:
-    """The result of a command. ``data`` goes into the JSON unchanged; findings come last in the text.
+    """The result of a command. ``data`` goes into the JSON unchanged. Findings come last in the text.
 
     ``is_long``: findings that refuse come first, because a reader may stop before the end.
     """
@@ -49,7 +49,7 @@ class Listing:
 
 
 def show(listing: Listing, format: Format, output: Path | None, *, verbose: bool) -> int:
-    """Write a list; exit code 1 if a finding would refuse a boot."""
+    """Write a list. Exit code 1 if a finding would refuse a boot."""
     found = tuple(finding_sections(listing.findings, verbose=verbose))
     is_first = listing.is_long and listing.is_refused
     parts = (*found, *listing.sections) if is_first else (*listing.sections, *found)
@@ -89,7 +89,7 @@ def find_plugins(request: BootRequest, output: Path | None = None) -> Catalog:
 
 
 def find_target(name: str | None) -> tuple[Target | None, list[Finding]]:
-    """Resolve a target; if that fails, return the reason."""
+    """Resolve a target. If that fails, return the reason."""
     target, finding = resolve_target(name)
     return target, [finding] if finding else []
 

@@ -15,7 +15,7 @@ def open_to_measure(
     what: str, target: str | None, *, is_json: bool, levers: Mapping[str, object] | None = None,
     local_plugins: Mapping[str, object] | None = None, no_plugins: Iterable[str] | None = None,
 ) -> "Lookups | None":  # fmt: skip
-    """Return the registry on a device; None without a device, or if a finding would refuse a boot. Either is reported.
+    """Return the registry on a device. None without a device, or if a finding would refuse a boot. Either is reported.
 
     As JSON a refusal is the report of its boot, on stdout.
     """

@@ -132,7 +132,7 @@ Verbose = Annotated[
 
 
 def parse_date(text: str | None) -> date | None:
-    """Read ``YYYY-MM-DD``; UsageError otherwise."""
+    """Read ``YYYY-MM-DD``. UsageError otherwise."""
     if text is None:
         return None
     try:
@@ -144,7 +144,7 @@ def parse_date(text: str | None) -> date | None:
 
 
 def parse_set_hash(text: str | None) -> str | None:
-    """Check a SHA-256 in hexadecimal; UsageError otherwise."""
+    """Check a SHA-256 in hexadecimal. UsageError otherwise."""
     if text is None or re.fullmatch(r"[0-9a-fA-F]{64}", text):
         return text and text.lower()
     raise UsageError(f"--expect-set-hash: {text!r} is no SHA-256: expected 64 hexadecimal digits")
@@ -168,7 +168,7 @@ def check_not_empty(texts: Iterable[str] | None, option: str) -> None:
 
 
 def split_commas(texts: Iterable[str] | None, option: str) -> tuple[str, ...]:
-    """Split ``a,b`` of a repeatable option; UsageError for an empty item."""
+    """Split ``a,b`` of a repeatable option. UsageError for an empty item."""
     items = tuple(item.strip() for text in texts or () for item in text.split(","))
     if not all(items):
         raise UsageError(f"{option}: an item is empty")

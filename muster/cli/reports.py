@@ -14,7 +14,7 @@ from kernel_muster.cli.process.results import columns, encoding, is_terminal
 
 
 def show_report(report: Report, format: ReportFormat, output: Path | None, *, verbose: bool) -> int:
-    """Write a report and return its exit code; an incomplete boot has not passed."""
+    """Write a report and return its exit code. An incomplete boot has not passed."""
     if output is not None:
         write_file(output, rendered(report, format, verbose=verbose))
         path = str(output).replace("\n", "\\n")

@@ -57,7 +57,7 @@ class Placed:
 
     @property
     def module(self) -> str:
-        """The top-level module, or the one whose package it makes; empty for any other file."""
+        """The top-level module, or the one whose package it makes. Empty for any other file."""
         folder, _, name = self.path.rpartition("/")
         suffix = next((one for one in _MODULE_SUFFIXES if name.endswith(one)), "")
         stem = name.removesuffix(suffix).partition(".")[0]
@@ -186,7 +186,7 @@ def _commands(distribution: Distribution) -> Iterator[EntryPoint]:
 
 
 def _taken_files(files: Mapping[str, str], archive: ZipFile, others: Iterable[Distribution]) -> Iterator[Message]:
-    """Yield files and modules owned by another distribution; ``files`` maps paths to names in the archive."""
+    """Yield files and modules owned by another distribution. ``files`` maps paths to names in the archive."""
     modules = {module: path for path in files if (module := Placed("", "site", path).module)}
     for other in sorted(others, key=lambda one: str(one.metadata["Name"])):
         theirs = {fold(file): file for file in files_of(other)}

@@ -1,6 +1,6 @@
 """The config.json files of public models and of their derivatives: fields, levels and quantisation as published.
 
-Written from memory. Each function makes one; ``with_changes`` makes relatives.
+Written from memory. Each function makes one. ``with_changes`` makes relatives.
 """
 
 from copy import deepcopy

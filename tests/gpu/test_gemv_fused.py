@@ -125,7 +125,7 @@ class GdnInputs:
 def test_inputs_of_a_gated_delta_net_in_one_launch_have_the_bits_of_four(kernels, sizes):
     inputs = GdnInputs(kernels, *sizes)
     cupy, pools = inputs.cupy, [inputs.pool.copy() for _ in range(2)]
-    # Slots twice in a row, others between, and padding; memory outside the pool of three is never touched.
+    # Slots twice in a row, others between, and padding. Memory outside the pool of three is never touched.
     for step, slot in enumerate((2, 2, 0, -1, 1, 2)):
         x, slots = inputs.x[step : step + 1], cupy.asarray(np.array([slot], np.int32))
         one = inputs.together(x, pools[0][:3], slots)

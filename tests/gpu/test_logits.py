@@ -1,6 +1,6 @@
 """Whole models on the device, through the decode engine, against the published architecture in float64.
 
-The reference (tests/models/reference_model.py) agrees with transformers' own classes to 1e-4; with transformers
+The reference (tests/models/reference_model.py) agrees with transformers' own classes to 1e-4. With transformers
 installed, they are compared too. The bound is derived: all BF16 roundings of the layers move at random in the
 reference, by at most one rounding each, and their effect on the logits is the bound.
 """

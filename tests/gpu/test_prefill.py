@@ -199,6 +199,6 @@ def test_prompt_read_in_tiles_gives_the_logits_of_one_read_row_by_row_within_its
 
     in_tiles, by_rows = first_logits(), first_logits(MUSTER_NO_PREFILL_MMA="1")
     assert in_tiles[0].tobytes() != by_rows[0].tobytes()
-    # test_decode.py counts the roundings of four layers; tiles add one in each attention layer.
+    # test_decode.py counts the roundings of four layers. Tiles add one in each attention layer.
     for found, expected in zip(in_tiles, by_rows, strict=True):
         assert relative(found, expected) <= (12 * 4 + 2 + 1) * 2.0**-8

@@ -12,7 +12,7 @@ from twice import GOOD, HEAD, boot, plugin
 
 pytestmark = pytest.mark.gpu
 
-# Long enough to expose any wait for it; then all launches have ended, whatever became of the process.
+# Long enough to expose any wait for it. Then all launches have ended, whatever became of the process.
 SPIN_S = 25
 SPINS = f"""
 __device__ unsigned long long first;

@@ -12,7 +12,7 @@ from kernel_muster.registry.launch.workspace import Counters, Scratch, TensorMap
 pytestmark = pytest.mark.gpu
 
 BLOCKS, THREADS = 8, 128
-# Each block puts doubled values into scratch; the last one to arrive resets the counter and adds them up.
+# Each block puts doubled values into scratch. The last one to arrive resets the counter and adds them up.
 SUM = r"""
 extern "C" __global__ void __launch_bounds__(128) sum_all(const float* x, float* kept, unsigned* arrived, float* out) {
   const int i = blockIdx.x * 128 + threadIdx.x;

@@ -325,7 +325,7 @@ def environment(make_environment, distribution):
         distribution("healthy-kernels", {"healthy.py": HEAD + KERNELS}, {"healthy": "healthy"}, "4.5"),
         distribution("gives-all", {"gives_all.py": GIVES_ALL + "    raise ValueError\n"}, {"gives_all": "gives_all"}),
     ]
-    # Three plugins in a chain, each with a kernel under the contract of the previous one; the first one fails.
+    # Three plugins in a chain, each with a kernel under the contract of the previous one. The first one fails.
     made += [
         distribution(f"chain-{name}", {f"chain_{name}.py": source}, {f"chain_{name}": f"chain_{name}"})
         for name, source in _chain()

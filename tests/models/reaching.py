@@ -1,6 +1,6 @@
 """The launched kernels of a model: its real layers and policy on empty arrays, with every launch counted.
 
-Sizes are those of the shipped models, because policy depends on them; untouched memory costs nothing. Kernels write
+Sizes are those of the shipped models, because policy depends on them. Untouched memory costs nothing. Kernels write
 zeros as integers, so that ids and places are valid.
 """
 

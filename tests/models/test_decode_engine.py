@@ -93,7 +93,7 @@ def test_recorded_verify_passes_give_the_bits_of_plain_decode(
     assert [bits(rows) for rows in got.logits] == [bits(rows) for rows in expected.logits]
     assert got.verify_steps > 0
     assert len(got.verify_s) == len(got.step_s) == len(got.draft_s)
-    # The first run recorded every shape; now only prompts and drafts go through the layers.
+    # The first run recorded every shape. Now only prompts and drafts go through the layers.
     taken = sum(mixer.used.values())
     again = engine.generate(PROMPTS[:2], NEW, proposer=proposer)
     assert again.tokens == got.tokens
@@ -139,7 +139,7 @@ def test_each_rung_is_recorded_once_and_looks_nothing_up(
         assert steps[3] is steps[4]
         assert steps[1].rows == 1
         assert padded_rows(3) == 4
-        # Only the prompts' pass goes through the layers; steps are replays.
+        # Only the prompts' pass goes through the layers. Steps are replays.
         assert sum(mixer.used.values()) - sum(taken.values()) <= 3
     assert session.entries("late") == ()
 
@@ -175,7 +175,7 @@ def test_byte_floor_counts_every_weight_once(tiny: Make) -> None:
     assert one.experts == pytest.approx(experts * moe.top_k / moe.experts, rel=1e-3)
     assert two.experts == pytest.approx(experts * (1 - (1 - moe.top_k / moe.experts) ** 2), rel=1e-3)
     assert reached_share(moe, 10_000) == pytest.approx(1)
-    # Two attention layers of 2 heads x 16, keys and values; two GDN layers of 4 heads x 16 x 16 and 3 taps.
+    # Two attention layers of 2 heads x 16, keys and values. Two GDN layers of 4 heads x 16 x 16 and 3 taps.
     assert one.cache == 10 * 2 * 2 * 2 * 16 * 2
     assert one.states == 2 * (4 * 4 * 16 * 16 + 2 * 3 * (2 * 2 * 16 + 4 * 16))
     assert one.total == one.weights + one.experts + one.states + one.cache

@@ -1,4 +1,4 @@
-"""Copies of rows in the host's memory; tests/gpu has those of a device."""
+"""Copies of rows in the host's memory. The tests in tests/gpu cover those of a device."""
 
 import sys
 from contextlib import nullcontext

@@ -7,7 +7,7 @@ from kernel_muster.models.policy.gemv import TIERS, gemv_chunks, gemv_tier, is_c
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.levers import Levers
 
-# rows -> tier with all tiers present; None: a tile GEMM serves them.
+# rows -> tier with all tiers present. None: a tile GEMM serves them.
 FULL = {0: None, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 7, 8: 8, **dict.fromkeys(range(9, 17), 16), 17: None, 33: None}
 
 

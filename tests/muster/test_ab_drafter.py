@@ -14,7 +14,7 @@ from kernel_muster.registry.discovery.discover import discover
 
 TARGET, DRAFTER = "qwen3.6-35b-a3b", "qwen3.6-35b-a3b-dflash"
 QUICK = ("--target", "cpu", "--repeats", "1", "--tokens", "10", "--sequences", "2", "--prompt", "abc", "--prompt", "bd")
-# A plugin with wrong rotary positions for the drafter; its target uses others.
+# A plugin with wrong rotary positions for the drafter. Its target uses others.
 YARN = """
 import kernel_muster as km
 from kernel_muster.plugins.rope.cpu import rope_yarn

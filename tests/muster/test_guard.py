@@ -222,7 +222,7 @@ def test_command_in_a_new_namespace_of_processes_does_its_work(cli: Any) -> None
 
 
 def test_process_that_a_plugin_forked_speaks_for_nobody(cli: Any) -> None:
-    # The child of the child continues the command; the child itself exits with 0.
+    # The child of the child continues the command. The child itself exits with 0.
     cli.acme("acme::gone", after="import os; (os.fork() == 0) or (os._exit(os.wait()[1])); return None")
     done = cli.process("audit", "--manifest", cli.manifest(), "--target", "cpu")
     assert done.returncode == 3

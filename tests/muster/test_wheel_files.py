@@ -43,7 +43,7 @@ def test_file_in_the_package_of_the_host_is_refused_at_any_depth(tmp_path):
         f"{DATA}/data/Lib/site-packages/kernel_muster/evil.py",
         f"{DATA}/data/local/lib/python3.12/dist-packages/kernel_muster/evil.py",
     )
-    # a normal install lists its files; these stand for them
+    # a normal install lists its files, for which these stand
     found = [one for one in problems(tmp_path, files) if "would be a part of" in one]
     assert found == [f"{file} would be a part of kernel_muster" for file in sorted(files)]
 

@@ -92,7 +92,7 @@ def test_project_with_single_ones_reads_out_the_weight():
 
 
 def test_project_adds_in_the_order_of_ordered_sum_whatever_the_number_of_features():
-    # Folding pairs 2^24 with -2^24 first; from left to right the first 1 would be lost.
+    # Folding pairs 2^24 with -2^24 first. From left to right the first 1 would be lost.
     row = np.array([2.0**24, 1, -(2.0**24), 1], BF16)
     for features in (1, 3, 64):
         assert (project(np.ones((2, 4), BF16), Bf16Weight(np.tile(row, (features, 1)))) == 2).all()

@@ -1,4 +1,4 @@
-"""The decoder interface of a comparison; the decode engine, and models that decode themselves."""
+"""The decoder interface of a comparison. The decode engine, and models that decode themselves."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ NO_DRAFTS = "--drafts: this model decodes itself, and nothing drafts for it: lea
 class Decoded:
     """Greedy tokens of each prompt, the BF16 rows ``(V,)`` on the host that gave them (if kept), and wall seconds.
 
-    ``step_s`` are steps after the prefill, all sequences together; ``verify_s`` those with drafts and verification.
+    ``step_s`` are steps after the prefill, all sequences together. ``verify_s`` those with drafts and verification.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -92,7 +92,7 @@ def decodes_itself(built: object) -> bool:
 
 
 def undecodable(built: object) -> str:
-    """Return the reason why commands cannot decode a builder's model, even a plan; empty if they can."""
+    """Return the reason why commands cannot decode a builder's model, even a plan. Empty if they can."""
     if is_model(built) or decodes_itself(built):
         return ""
     if issubclass(type(built), Drafter):
@@ -113,10 +113,10 @@ def _reads_alone(model: Model) -> ReadsAlone:
 def decoder_of(
     model: Any, levers: Levers, sequences: int, context: int, vocab: int | None, on_steps: Callable[[], None]
 ) -> "tuple[Any, Decoder]":
-    """Return a built model in its decoding form, and its decoder; MusterError if there is none.
+    """Return a built model in its decoding form, and its decoder. MusterError if there is none.
 
-    ``on_steps`` is called after a run's prefill; for a model that decodes itself, all is steps. ``vocab`` is the number
-    of logits in a row; None if the manifest does not give it.
+    ``on_steps`` is called after a run's prefill. For a model that decodes itself, all is steps. ``vocab`` is the number
+    of logits in a row. None if the manifest does not give it.
     """
     if why := undecodable(model):
         raise MusterError(why)
@@ -127,7 +127,7 @@ def decoder_of(
 
 
 class OwnDecoder:
-    """A model that decodes itself. Its results are checked; its time, prompts included, counts as its steps'."""
+    """A model that decodes itself. Its results are checked. Its time, prompts included, counts as its steps'."""
 
     def __init__(self, model: DecodesItself, vocab: int | None, on_steps: Callable[[], None]) -> None:
         self._model, self._vocab, self._on_steps = model, vocab, on_steps
@@ -138,7 +138,7 @@ class OwnDecoder:
     def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, *, keep_logits: bool = False, drafts: int = 0
     ) -> Decoded:
-        """Return ``new_tokens`` tokens for each prompt; MusterError if the result violates the protocol."""
+        """Return ``new_tokens`` tokens for each prompt. MusterError if the result violates the protocol."""
         if drafts:
             raise UsageError(NO_DRAFTS)
         self._on_steps()
@@ -156,7 +156,7 @@ class OwnDecoder:
 def _checked(
     made: Any, prompts: int, new_tokens: int, vocab: int | None
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[Any, ...]]:
-    """Return tokens and logits as tuples; MusterError for a wrong count, or a token that is not the likeliest."""
+    """Return tokens and logits as tuples. MusterError for a wrong count, or a token that is not the likeliest."""
     if not isinstance(made, tuple) or len(made) != 2:
         raise MusterError(f"decode_greedily returned a {type(made).__name__}, expected a tuple (tokens, logits)")
     try:
@@ -200,7 +200,7 @@ def _is_floats(dtype: np.dtype[Any]) -> bool:
 
 
 def _unlikely(token: Any, row: Any, vocab: int | None) -> str:
-    """Return the reason why a token is not the likeliest of a row of logits; empty if it is."""
+    """Return the reason why a token is not the likeliest of a row of logits. Empty if it is."""
     if not _is_array(row) or row.ndim != 1 or not len(row) or not _is_floats(row.dtype):
         shown = f"{row.dtype} {row.shape}" if _is_array(row) else type(row).__name__
         return f"logits are {shown}, expected a NumPy array (V,) of floats"

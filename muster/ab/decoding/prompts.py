@@ -68,7 +68,7 @@ def check_count(texts: Sequence[str], sequences: int) -> None:
 
 
 def longest_prompt(texts: Sequence[str]) -> int:
-    """Return the length of the longest prompt, given or made, for any vocabulary; UsageError as for reading."""
+    """Return the length of the longest prompt, given or made, for any vocabulary. UsageError as for reading."""
     return max(map(len, read_prompts(texts, _ANY).prompts)) if texts else max(MADE_TOKENS)
 
 

@@ -49,7 +49,7 @@ def reduced(manifest: Manifest, limits: Limits = HOST) -> Manifest:
 
 
 def with_layers(manifest: Manifest, layers: int) -> Manifest:
-    """Return a manifest with fewer layers, of full width; UsageError if the pattern does not allow it."""
+    """Return a manifest with fewer layers, of full width. UsageError if the pattern does not allow it."""
     pattern, most = manifest.model.layer_pattern or (), manifest.model.num_layers or 0
     step = max(len(pattern), 1)
     if not 0 < layers <= most or layers % step:
@@ -86,7 +86,7 @@ def fitted_drafter(manifest: Manifest, full: Manifest, sized: Manifest, limits: 
 
 
 def size_text(full: Manifest, sized: Manifest) -> str:
-    """Return the reductions, dimension by dimension; empty for a model of full size."""
+    """Return the reductions, dimension by dimension. Empty for a model of full size."""
     before, after = _flat(full.model.model_dump()), _flat(sized.model.model_dump())
     changed = [f"{name} {before[name]} -> {after[name]}" for name in before if before[name] != after[name]]
     return ", ".join(changed)

@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"\d+")
 def weights_of(
     folder: Path | None, seed: int, *, is_zero_centred: bool, option: str = "--weights"
 ) -> WeightSource:  # fmt: skip
-    """Return the source of an arm, the same for the same arguments; UsageError if the checkpoint cannot be read."""
+    """Return the source of an arm, the same for the same arguments. UsageError if the checkpoint cannot be read."""
     if folder is None:
         return RandomWeights(seed, plain_norms=_PLAIN if is_zero_centred else _ALL)
     from kernel_muster.models.checkpoints import CheckpointWeights, open_checkpoint
@@ -29,7 +29,7 @@ def weights_of(
 
 
 def unread_tensors(weights: WeightSource) -> tuple[str, ...]:
-    """Name the tensors of a checkpoint that a builder did not read; none for a builder that read no tensor at all.
+    """Name the tensors of a checkpoint that a builder did not read. None for a builder that read no tensor at all.
 
     Such a builder reads the checkpoint in another way.
     """

@@ -34,7 +34,7 @@ def _repeated(row: Sequence[int]) -> float:
 
 
 def loop_at_end(row: Sequence[int]) -> int:
-    """Return the length of a piece that repeats at the end at least three times; 0 if there is none."""
+    """Return the length of a piece that repeats at the end at least three times. 0 if there is none."""
     best = 0
     for period in range(1, len(row) // _LEAST_ROUNDS + 1):
         length = period

@@ -44,7 +44,7 @@ def digests(rows: Sequence[Sequence[Any]]) -> tuple[tuple[bytes, ...], ...]:
 
 
 def not_finite(rows: Sequence[Sequence[Any]]) -> str:
-    """Describe the first row of each sequence with logits that are not finite; empty if there are none."""
+    """Describe the first row of each sequence with logits that are not finite. Empty if there are none."""
     for sequence, row in enumerate(rows):
         for at, values in enumerate(row):
             bad = int((~np.isfinite(np.asarray(values).astype(np.float32))).sum())
@@ -54,7 +54,7 @@ def not_finite(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def is_flat(rows: Sequence[Sequence[Any]]) -> bool:
-    """Whether every row of logits is constant, so that no token is chosen; never for a single logit.
+    """Whether every row of logits is constant, so that no token is chosen. Never for a single logit.
 
     NaN and infinities are reported separately.
     """
@@ -79,7 +79,7 @@ def log_softmax(row: Any) -> NDArray[np.float64]:
 
 
 def top_k_kl(reference: Any, other: Any, k: int = TOP_K) -> float:
-    """Return the top-k KL of one row of logits from the reference's; infinite if one is not finite."""
+    """Return the top-k KL of one row of logits from the reference's. Infinite if one is not finite."""
     if not all(np.isfinite(np.asarray(row).astype(np.float64)).all() for row in (reference, other)):
         return float("inf")
     p, q = log_softmax(reference), log_softmax(other)
@@ -118,7 +118,7 @@ def reach(reference: Any, other: Any, k: int = TOP_K) -> float:
 
 
 def unrelated_kl(rows: Sequence[Sequence[Any]], k: int = TOP_K) -> float:
-    """Return the median KL of neighbouring positions of one run; 0 where there are none."""
+    """Return the median KL of neighbouring positions of one run. 0 where there are none."""
     found = [top_k_kl(one, other, k) for row in rows for one, other in pairwise(row)]
     return float(np.median(found)) if found else 0.0
 
@@ -129,7 +129,7 @@ class Distance:
 
     ``worst`` is the largest median of a sequence with LEAST positions, 0 if there is none. ``largest`` is the KL of one
     position, and ``largest_at`` its sequence and token. ``divergence`` is the first differing token in any of the
-    ``diverged`` sequences, counted from 0; ``is_tie`` is true if the reference had a near tie in each of them.
+    ``diverged`` sequences, counted from 0. ``is_tie`` is true if the reference had a near tie in each of them.
     Otherwise ``parted`` is the clearest decision of the reference, by ``gap`` nats. ``reach`` is the largest movement
     of likely tokens against each other.
     """

@@ -3,7 +3,7 @@
 Two right kernels of one contract may round a result differently. The effect on the logits depends on the model (its
 depth, its recurrences, the near ties of its router). So it is measured: the reference arm runs once more, with every
 result of the differing kernels moved by one unit in the last place of BF16. A mixer with a seed selects half of the
-elements, up or down. Two right kernels differ by less. FP32 results move by 2^-16 of themselves; sums in another order
+elements, up or down. Two right kernels differ by less. FP32 results move by 2^-16 of themselves. Sums in another order
 move by far less.
 """
 
@@ -25,7 +25,7 @@ _LARGEST = 0x7F00  # no step from here reaches infinity
 
 
 class Nudger(Wrapped):
-    """Stands before another runner and moves results of the kernels in ``keys``; all others are unchanged.
+    """Stands before another runner and moves results of the kernels in ``keys``. All others are unchanged.
 
     On the host ``keys`` applies when a launch runs, on a device when it is prepared: a captured graph is fixed.
     ``find(dtype)`` returns the kernel that moves a device array.
@@ -64,7 +64,7 @@ class Nudger(Wrapped):
         return [one for one in found if one is not None]
 
     def _move(self, owner: str, values: Any) -> Launch | None:
-        """Return the launch that moves a device array in place; None for another type or layout."""
+        """Return the launch that moves a device array in place. None for another type or layout."""
         rows = values.reshape(-1, values.shape[-1])
         names = {numpy_dtype(name): name for name in ("bf16", "f32")}
         if rows.data.ptr != values.data.ptr or values.dtype not in names:  # a copy would move, not the result
@@ -99,7 +99,7 @@ def row_outputs(contract: Contract) -> tuple[TensorParam, ...]:
 
 
 def nudged(values: Any, seed: int) -> Any:
-    """Return a host array with half of its elements moved by one step, up or down; nudge.cu gives the same bits."""
+    """Return a host array with half of its elements moved by one step, up or down. The bits equal those of nudge.cu."""
     step = _steps(values.size, seed).reshape(values.shape)
     if values.dtype == numpy_dtype("bf16"):
         bits = np.ascontiguousarray(values).view(np.uint16)

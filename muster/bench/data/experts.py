@@ -54,7 +54,7 @@ class MoeData:
     def routings(self, rows: int) -> tuple[Routing, ...]:
         """Return random routings for this number of rows.
 
-        With few experts in each launch, no expert repeats before all others came; otherwise each token draws alone,
+        With few experts in each launch, no expert repeats before all others came. Otherwise each token draws alone,
         and two copies of the weights must alternate.
         """
         rng = np.random.default_rng(rows)

@@ -45,7 +45,7 @@ PAGE = 16
 
 
 def sizes_of(manifest: Manifest) -> Sizes:
-    """Return the dimensions of a model with attention, a gated delta net and an FFN; UsageError for any other."""
+    """Return the dimensions of a model with attention, a gated delta net and an FFN. UsageError for any other."""
     model = manifest.model
     attention, gdn, rope = model.attention, model.gdn, model.rope
     intermediate = model.moe.intermediate_size if model.moe else model.intermediate_size

@@ -38,7 +38,7 @@ class DenseData:
 
 
 def bf16_values(weight: Nvfp4Weight, arrays: Any, step: int = 8192) -> Any:
-    """Return a weight of :func:`make_dense_data` as BF16 values ``(N, K)``; ``arrays`` is CuPy, or NumPy on the host.
+    """Return a weight of :func:`make_dense_data` as BF16 values ``(N, K)``. ``arrays`` is CuPy, or NumPy on the host.
 
     They are exact: code and block scale together have six significant bits, and the global scale is a power of two.
     """

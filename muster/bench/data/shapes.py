@@ -40,7 +40,7 @@ def projections_of(manifest: Manifest) -> list[Shape]:
 
 
 def parse_shape(text: str) -> Shape:
-    """Read ``NxK``; UsageError describes an error."""
+    """Read ``NxK``. UsageError describes an error."""
     match = re.fullmatch(r"(\d{1,7})x(\d{1,6})", text)
     if match is None or not int(match[1]) or not int(match[2]) or int(match[2]) % 16:
         raise UsageError(f"--shape {text!r}: expected NxK with K a multiple of 16, for example 5120x6144")

@@ -49,7 +49,7 @@ class Options:
 
 
 def read_options(arguments: Sequence[str]) -> Options:
-    """Read the command line; an error ends the process with code 2, like any usage error."""
+    """Read the command line. An error ends the process with code 2, like any usage error."""
     parser = argparse.ArgumentParser(
         "python -m kernel_muster.bench.families.common",
         description="Measure the small kernels of a decode step on a GPU against the floor of their bytes. "

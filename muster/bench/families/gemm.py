@@ -28,7 +28,7 @@ _LARGEST_FEATURES = 65536
 
 
 def arms(kernels: Lookups) -> list[Handle]:
-    """Return the handles of this target's arms; UsageError if it has none."""
+    """Return the handles of this target's arms. UsageError if it has none."""
     found = [kernels.try_kernel(module, func) for module, func in ARMS]
     handles = [handle for handle in found if isinstance(handle, Handle)]
     if not handles:

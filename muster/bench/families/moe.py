@@ -47,7 +47,7 @@ class Block:
         self.copies = (first, *more)
 
     def grouped(self, rows: int, routing: Routing, copy: int, out: Any, before: str, prepare: Prepare) -> list[Launch]:
-        """Return the launches of one pass; ``before`` names the steps before the experts: none, sort, or top-k too."""
+        """Return the launches of one pass. ``before`` names the steps before the experts: none, sort, or top-k too."""
         data, weights, slots = self.data, self.copies[copy], rows * self.data.choices
         act, y = poisoned((slots, data.intermediate)), poisoned((slots, data.hidden))
         launches = []
@@ -155,7 +155,7 @@ def shapes_of(manifests: tuple[Manifest, ...]) -> list[Shape]:
 
 
 def parse_shape(text: str) -> Shape:
-    """Read ``EXPERTSxTOP_KxHIDDENxINTERMEDIATE``; UsageError describes an error."""
+    """Read ``EXPERTSxTOP_KxHIDDENxINTERMEDIATE``. UsageError describes an error."""
     match = re.fullmatch(r"(\d{1,4})x(\d{1,2})x(\d{1,5})x(\d{1,5})", text)
     sizes = tuple(map(int, match.groups())) if match else ()
     if not sizes or 0 in sizes or sizes[1] > sizes[0] or sizes[2] % 16 or sizes[3] % 16:

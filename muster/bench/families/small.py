@@ -37,12 +37,12 @@ MODULES = frozenset(
         "prefill_paged", "residual_add", "rope", "sampling", "silu", "ssm_preprocess",
     }
 )  # fmt: skip
-#: Largest relative L2 error of a right result. One rounding to BF16 gives 1.7e-3 on this data; the delta rule with its
+#: Largest relative L2 error of a right result. One rounding to BF16 gives 1.7e-3 on this data. The delta rule with its
 #: norm rounds in between and gives 2.5e-3 (the host's kernels, 1 and 16 sequences).
 LARGEST_ERROR = 4e-3
 # The references are NumPy in float64: larger arguments would take seconds each, and are not judged.
 _JUDGED_BYTES = 16 * 2**20
-# Small kernels read data that the previous launch left in L2; more copies would only measure the host.
+# Small kernels read data that the previous launch left in L2. More copies would only measure the host.
 MOST_COPIES = 40
 
 
@@ -149,7 +149,7 @@ def _peer(work: Workload, maker: Maker, copies: Callable[[], list[Arguments]], s
 def error_of(handle: Handle, arguments: Arguments, stream: Any = None) -> float:
     """Launch a kernel once, and return the error of its results against its contract's reference.
 
-    The largest relative L2 error of an output against float64; for integers the share of differences.
+    The largest relative L2 error of an output against float64. For integers the share of differences.
     """
     given = {name: _on_host(value) for name, value in arguments.items()}
     bound = handle.contract.signature.bind(str(handle.key), (), given)

@@ -39,7 +39,7 @@ def makers_of(key: str) -> tuple[Maker, ...]:
 
 
 def peer_of(maker: Maker, copies: Callable[[], list[Arguments]], stream: Any) -> Peer | Absent:
-    """Return the peer over copies of the arguments, after one run on the stream; Absent without its package."""
+    """Return the peer over copies of the arguments, after one run on the stream. Absent without its package."""
     if find_spec("torch") is None:
         return Absent("torch is not installed")
     try:

@@ -1,4 +1,4 @@
-"""Peers of routed experts, by their public interfaces; routing is prepared in advance and never timed."""
+"""Peers of routed experts, by their public interfaces. Routing is prepared in advance and never timed."""
 
 import json
 from functools import cached_property, partial
@@ -39,7 +39,7 @@ class Peers:
 
     @cached_property
     def bf16(self) -> list[tuple[Any, Any]]:
-        """Gate and up ``[E, 2I, H]``, and down ``[E, H, I]``, dequantised; one pair for each copy."""
+        """Gate and up ``[E, 2I, H]``, and down ``[E, H, I]``, dequantised. One pair for each copy."""
         up, down = _dequantized(self.data, "gate", "up"), _dequantized(self.data, "down")
         return [(up, down)] + [(up.clone(), down.clone()) for _ in range(_COPIES - 1)]
 
@@ -98,7 +98,7 @@ def _entry(data: MoeData, rows: int, routings: Routings, run: Any, bytes_a_weigh
 
 
 def torch_grouped(peers: Peers, rows: int, routings: Routings) -> Entry | Absent:
-    """Return torch's grouped BF16 product on dequantised weights; tokens are sorted in advance."""
+    """Return torch's grouped BF16 product on dequantised weights. Tokens are sorted in advance."""
     import torch
 
     data, weights = peers.data, peers.bf16
@@ -139,7 +139,7 @@ def torch_gathered(peers: Peers, rows: int, routings: Routings) -> Entry | Absen
 
 
 def _shares(routing: Routing) -> Any:
-    """Return the weights of a routing as BF16 ``[M, T, 1]``; made in advance, because a capture cannot pass arrays."""
+    """Return the weights of a routing as BF16 ``[M, T, 1]``. Made in advance, because a capture cannot pass arrays."""
     return as_torch(routing.weights).bfloat16()[:, :, None]
 
 
@@ -161,7 +161,7 @@ def _aligned(ids: Any, experts: int, block: int) -> tuple[Any, Any, Any]:
 
 
 def humming(peers: Peers, rows: int, routings: Routings) -> Entry | Absent:
-    """Return Humming's indexed NVFP4 kernels with its own heuristics; activation and sum by torch."""
+    """Return Humming's indexed NVFP4 kernels with its own heuristics. Activation and sum by torch."""
     import cupy
     import torch
     from humming.forward import humming_forward

@@ -1,4 +1,4 @@
-"""Peers of a dense product with an NVFP4 weight, by their public interfaces; an absent one gives its reason."""
+"""Peers of a dense product with an NVFP4 weight, by their public interfaces. An absent one gives its reason."""
 
 import json
 from functools import partial
@@ -41,7 +41,7 @@ def _if_installed(package: str, make: Any, data: DenseData, rows: int, stream: A
 
 
 def dequantized(data: DenseData) -> Any:
-    """Return the weight as BF16 torch tensor; products of code and scale are rounded."""
+    """Return the weight as BF16 torch tensor. Products of code and scale are rounded."""
     import torch
 
     packed, scales = as_torch(data.weight.packed), as_torch(data.weight.block_scale).view(torch.float8_e4m3fn)
@@ -134,7 +134,7 @@ def bitsandbytes_nf4(data: DenseData, rows: int) -> Entry | Absent:
 
 
 def quack(data: DenseData, rows: int) -> Entry | Absent:
-    """Return QuACK's NVFP4 kernel, launched like all others; each of its tiles is compiled on first use."""
+    """Return QuACK's NVFP4 kernel, launched like all others. Each of its tiles is compiled on first use."""
     import torch
     from quack.gemm_w4 import gemm_w4a16, prepare_w4_weight
 

@@ -89,7 +89,7 @@ _Parts = tuple[tuple[slice, Handle], ...]
 
 
 class DeviceSource:
-    """Measures on the current device; each arm over cold copies of the weight in its layout.
+    """Measures on the current device. Each arm over cold copies of the weight in its layout.
 
     Each shape's weight is measured as NVFP4 and as BF16, an LM head's as NVFP4 only, ``only_bf16`` as BF16 only.
     """

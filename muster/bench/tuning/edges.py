@@ -55,7 +55,7 @@ class FoundEdge:
 def find_edges(timings: Sequence[Timing], levers: Levers) -> Iterator[FoundEdge]:
     """Yield the edges, without those that have no times or whose arms are all replaced by a faster one.
 
-    ``levers`` give the built-in values; found values replace them for the later questions. The deep-K edge comes twice,
+    ``levers`` give the built-in values. Found values replace them for the later questions. The deep-K edge comes twice,
     because it and the narrow twin's depend on each other.
     """
     found: dict[str, FoundEdge] = {}
@@ -79,7 +79,7 @@ def _takes_hopper(timing: Timing, levers: Levers) -> bool:
 
 
 def hopper_edges(timings: Sequence[Timing], levers: Levers) -> Iterator[FoundEdge]:
-    """Yield the Hopper GEMM's edge; with another edge for small weights also that, and the limit of small weights."""
+    """Yield the Hopper GEMM's edge. With another edge for small weights also that, and the limit of small weights."""
     by_size: dict[int, list[Point]] = {}
     for timing in timings:
         by_size.setdefault(size_mi(timing), []).extend(_points(HOPPER_EDGE, [timing], levers))

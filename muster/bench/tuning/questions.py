@@ -106,12 +106,12 @@ def shape_of(timing: Timing) -> GemmShape:
 
 
 def tile_of(timing: Timing, levers: Levers) -> TileName | None:
-    """Return the dispatched tile GEMM among the measured ones; None if there are none."""
+    """Return the dispatched tile GEMM among the measured ones. None if there are none."""
     return _chosen(timing, ("t", "k64", "k64_n64", "m128"), levers)
 
 
 def choice_of(timing: Timing, levers: Levers) -> TileName | None:
-    """Return the dispatched GEMM among the measured ones; None if there are none."""
+    """Return the dispatched GEMM among the measured ones. None if there are none."""
     return _chosen(timing, ("hopper", "t", "k64", "k64_n64", "m128"), levers)
 
 

@@ -19,7 +19,7 @@ TILE_ARMS = ("t", "k64", "k64_n64", "m128")
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds and spread of each arm at one shape and row count; an absent arm has none."""
+    """Microseconds and spread of each arm at one shape and row count. An absent arm has none."""
 
     features: int
     depth: int

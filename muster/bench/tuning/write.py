@@ -27,7 +27,7 @@ def make_table(
     device: Device, arch: str, cuda: str, source: Source, timings: Sequence[Timing], edges: Sequence[FoundEdge],
     command: str,
 ) -> Table:  # fmt: skip
-    """Build a table; UsageError if it is invalid. It covers the shapes of NVFP4 weights, if any."""
+    """Build a table. UsageError if it is invalid. It covers the shapes of NVFP4 weights, if any."""
     of_nvfp4 = [one for one in timings if not set(one.us) <= {*BF16_ARMS, CUBLAS}]
     covered = of_nvfp4 or timings
     document: dict[str, Any] = {
@@ -60,7 +60,7 @@ def make_table(
 
 
 def _sound(document: dict[str, Any]) -> Table:
-    """Make the table; UsageError if a boot would refuse it."""
+    """Make the table. UsageError if a boot would refuse it."""
     table = parse_table(json.dumps(document), "the new table")
     if problems := table.problems():
         raise UsageError(f"the new table: no boot would take it: {'; '.join(problems)}")
@@ -68,7 +68,7 @@ def _sound(document: dict[str, Any]) -> Table:
 
 
 def refitted(table: Table, levers: Levers, command: str) -> Table:
-    """Return a table with edges derived again from its times; device, date and kernels are those of the times.
+    """Return a table with edges derived again from its times. Device, date and kernels are those of the times.
 
     UsageError if no edge follows from them, or one that a boot would refuse.
     """

@@ -142,7 +142,7 @@ def ab(
 ) -> int:
     """Compare two arms (levers, plugins, kernels): same models, prompts and weights, interleaved.
 
-    A is the reference. KL and bit identity decide; coherence informs. On cpu models have reduced size.
+    A is the reference. KL and bit identity decide. Coherence informs. On cpu models have reduced size.
 
     Exit code: 0 equal or in agreement (or --advisory), 1 different, inconclusive or a refused arm, 2 usage,
     3 internal error or a failed builder (also with --advisory).

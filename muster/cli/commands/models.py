@@ -101,7 +101,7 @@ def _resolved(manifest: "Manifest | None", steps: tuple[str, ...]) -> "tuple[dic
 
 
 def _short(path: Path) -> str:
-    """Return a manifest's path from here, or its last two parts; --verbose and JSON show all of it."""
+    """Return a manifest's path from here, or its last two parts. --verbose and JSON show all of it."""
     if path.is_relative_to(Path.cwd()):
         return str(path.relative_to(Path.cwd()))
     return str(Path("...", *path.parts[-2:]))

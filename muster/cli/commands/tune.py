@@ -66,7 +66,7 @@ def tune(
 ) -> int:
     """Measure the row counts at which dispatch should change the kernel, and write a table for MUSTER_TUNING_TABLE.
 
-    Text shows the edges with the dispatched kernels; json shows the table itself.
+    Text shows the edges with the dispatched kernels. The JSON is the table itself.
 
     Exit code: 0 measured, 1 no usable device or a kernel that failed or was wrong, 2 usage.
     """
@@ -135,7 +135,7 @@ def tune_with(
     output: Path | None,
     seconds: int | None = None,
 ) -> int:
-    """Measure with a source and write the result; write nothing if an arm of this project failed."""
+    """Measure with a source and write the result. Write nothing if an arm of this project failed."""
     from kernel_muster.bench.tuning.edges import find_edges
     from kernel_muster.bench.tuning.write import make_table
     from kernel_muster.cli.process.output import command_text, only_results_on_stdout, say

@@ -20,7 +20,7 @@ class _Ended(BaseException):
 
 @contextlib.contextmanager
 def cleaned_up() -> Iterator[None]:
-    """Clean up in the block on SIGTERM or SIGHUP, then end by that signal; further signals are ignored.
+    """Clean up in the block on SIGTERM or SIGHUP, then end by that signal. Further signals are ignored.
 
     Ignored signals, signals with another handler, and everything outside the main thread are left alone.
     """

@@ -27,7 +27,7 @@ def here(body: Callable[[], int]) -> int:
 
 
 def command(function: Callable[..., int], run_body: Callable[[Callable[[], int]], int] = here) -> Callable[..., None]:
-    """Turn a function that returns an exit code into one for typer; no exception leaves it as a traceback.
+    """Turn a function that returns an exit code into one for typer. No exception leaves it as a traceback.
 
     ``run_body`` runs it, and turns every exception into its exit code.
     """

@@ -80,12 +80,12 @@ class _Word:
 
     @property
     def code(self) -> int | None:
-        """The exit code; None if the child did not reach its end."""
+        """The exit code. None if the child did not reach its end."""
         return self._memory[_CODE] if self._memory[_HAS_ENDED] else None
 
 
 def in_child(body: Body) -> int:
-    """Run a command's body in a child and end this process like the child; the child returns the body's exit code.
+    """Run a command's body in a child and end this process like the child. The child returns the body's exit code.
 
     Without ``sigtimedwait`` (macOS, Windows), and under a debugger, the body runs in this process.
     """
@@ -206,7 +206,7 @@ def _ended(child: int) -> tuple[int, int] | None:
 
 
 def _stop() -> None:
-    """Stop this process like its child until it is continued; if stops are ignored, neither stops."""
+    """Stop this process like its child until it is continued. If stops are ignored, neither stops."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
     signal.raise_signal(signal.SIGTSTP)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})

@@ -150,7 +150,7 @@ def command_text() -> str:
 
 
 def check_writable(path: Path | None) -> None:
-    """Refuse an unwritable path before any work; UsageError."""
+    """Refuse an unwritable path before any work. UsageError."""
     if path is None or _is_special(_anchored(path)):
         return
     try:
@@ -162,7 +162,7 @@ def check_writable(path: Path | None) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file atomically; UsageError if it cannot be written.
+    """Write a file atomically. UsageError if it cannot be written.
 
     A link stays a link, and an existing file keeps its permissions.
     """

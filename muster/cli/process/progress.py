@@ -88,7 +88,7 @@ class _Bar:
             TimeElapsedColumn(),
             TextColumn("{task.description}", markup=False),
         )
-        # The command already redirects stdout to stderr while other code runs; the bar must not do it again.
+        # The command already redirects stdout to stderr while other code runs. The bar must not do it again.
         made = RichProgress(
             *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False
         )
@@ -100,7 +100,7 @@ class _Bar:
         return self._rich.add_task("", total=None)
 
     def show(self, done: int, total: int, name: str) -> None:
-        """Show the number of finished pieces and the last one; without a total, show no number."""
+        """Show the number of finished pieces and the last one. Without a total, show no number."""
         self._rich.update(self._task, completed=done, total=total or None, description=name)
 
     def stop(self) -> None:

@@ -58,14 +58,14 @@ def is_terminal() -> bool:
 
 
 def columns() -> int | None:
-    """Return the width of the terminal of results; None without a terminal or a width."""
+    """Return the width of the terminal of results. None without a terminal or a width."""
     with contextlib.suppress(OSError, ValueError):
         return os.get_terminal_size(STDOUT if _kept is None else _kept[0]).columns or None
     return None
 
 
 def write(text: str) -> None:
-    """Write text to the stream of results; OSError if that fails, UsageError if its descriptor is gone."""
+    """Write text to the stream of results. OSError if that fails, UsageError if its descriptor is gone."""
     if _kept is None:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -95,7 +95,7 @@ def own_name(path: Path) -> Path:
 
 
 def descriptor_of(stream: TextIO | None) -> int | None:
-    """Return the open file descriptor of a stream of this process; None if it has none."""
+    """Return the open file descriptor of a stream of this process. None if it has none."""
     try:
         number = stream.fileno() if stream is not None else None
         if number is not None:

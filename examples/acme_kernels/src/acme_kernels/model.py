@@ -1,6 +1,6 @@
 """A small model: embedding, gated FFN layers, LM head, capped logits. It shows where lookups belong.
 
-Every kernel is looked up here, while the model is built, and kept; decoding looks nothing up.
+Every kernel is looked up here, while the model is built, and kept. Decoding looks nothing up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -93,7 +93,7 @@ class Head:
 
 @dataclass(frozen=True)
 class AcmeMlp:
-    """The whole model; built without weights it is a plan that cannot decode."""
+    """The whole model. Built without weights it is a plan that cannot decode."""
 
     gather: km.Handle | km.NullHandle
     table: Any
@@ -128,7 +128,7 @@ class AcmeMlp:
 
 
 def build(manifest: Any, kernels: km.Lookups, weights: Any = None) -> AcmeMlp:
-    """Look every kernel up and return the model. ``weights`` are a mapping or a source; None plans only."""
+    """Look every kernel up and return the model. ``weights`` are a mapping or a source. None plans only."""
     dims, given = manifest.model, Weights(weights)
     layers = tuple(
         Layer(kernels.for_layer(f"layers.{i}"), dims.hidden_size, dims.intermediate_size, dims.rms_norm_eps, given)

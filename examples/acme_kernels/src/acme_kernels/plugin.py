@@ -13,7 +13,7 @@ from acme_kernels import levers, model, silu, softcap
 
 @km.hookimpl
 def muster_contracts() -> Iterable[km.Contract]:
-    """Return the contract of the one new family; an override implements its key's existing contract."""
+    """Return the contract of the one new family. An override implements its key's existing contract."""
     return (softcap.SOFTCAP,)
 
 

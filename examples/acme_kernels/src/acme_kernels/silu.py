@@ -14,7 +14,7 @@ import numpy as np
 
 @cache
 def _table() -> Any:
-    """Return silu of every BF16 value, f32 ``(65536,)``, indexed by its bits; made at the first launch."""
+    """Return silu of every BF16 value, f32 ``(65536,)``, indexed by its bits. Made at the first launch."""
     with np.errstate(invalid="ignore"):  # NaN, and -inf * 0, which is NaN in the host's kernel too
         values = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float64)
         small = np.exp(-np.abs(values))  # never overflows
@@ -23,7 +23,7 @@ def _table() -> Any:
 
 
 def silu_mul_by_table(gate: Any, up: Any, out: Any) -> None:
-    """Write ``out = silu(gate) * up``, all BF16 ``(M, I)``; FP32 inside, one rounding."""
+    """Write ``out = silu(gate) * up``, all BF16 ``(M, I)``. FP32 inside, one rounding."""
     bits = np.ascontiguousarray(gate).view(np.uint16)
     out[...] = (_table()[bits] * up.astype(np.float32)).astype(out.dtype)
 
