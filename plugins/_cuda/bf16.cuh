@@ -46,6 +46,8 @@ __device__ __forceinline__ Values<8> widen(Raw<8> raw) {
 }
 __device__ __forceinline__ Values<1> widen(Raw<1> raw) { return {{__bfloat162float(raw.bits)}}; }
 
+__device__ __forceinline__ bf16 rounded(float value) { return __float2bfloat16_rn(value); }
+
 __device__ __forceinline__ unsigned int bf16_pair(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const unsigned int*>(&pair);

@@ -112,6 +112,9 @@ __device__ __forceinline__ u32 add_acq_rel(u32* p, u32 v) {
     return before;
 }
 
+// Waits for 0.1 us or a little longer, between polls.
+__device__ __forceinline__ void back_off() { asm volatile("nanosleep.u32 100;"); }
+
 // --- prefetch ---
 
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

@@ -88,6 +88,12 @@ struct Supertile {
         for (int block = 0; block < 4; ++block) load_block(p, block, lane);
         scales = load_scales(p + CODE_BYTES + lane * 8);
     }
+    // The same before pdl_wait. An ld.global.nc could be moved behind it (pdl.cuh).
+    __device__ __forceinline__ void load_before_wait(const u8* p, int lane) {
+#pragma unroll
+        for (int block = 0; block < 4; ++block) codes[block] = load_codes_now(p + block * 512 + lane * 16);
+        scales = load_scales_now(p + CODE_BYTES + lane * 8);
+    }
 };
 
 // x[row, k .. k + 15] for NT groups of 8 rows. Rows from M on are zeros, and so is k from K on. WHOLE: K is a multiple

@@ -24,3 +24,10 @@ __device__ __forceinline__ void pdl_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+// Whether a block belongs to the first wave, which may start while the kernel before this one still runs.
+__device__ __forceinline__ bool is_in_first_wave(int blocks_per_multiprocessor) {
+    u32 multiprocessors;
+    asm volatile("mov.u32 %0, %%nsmid;" : "=r"(multiprocessors));
+    return blockIdx.x < multiprocessors * blocks_per_multiprocessor;
+}

@@ -26,3 +26,10 @@ __device__ __forceinline__ void store_shared_16(u32 at, uint4 v) {
 __device__ __forceinline__ void store_shared_4(u32 at, u32 v) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
+
+// Adds 1 and returns the value before. Unlike atomicAdd, the compiler does not aggregate it over the lanes of a warp.
+__device__ __forceinline__ u32 increment_shared(u32& counter) {
+    u32 before;
+    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(&counter)) : "memory");
+    return before;
+}

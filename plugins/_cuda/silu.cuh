@@ -5,3 +5,8 @@
 
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
 __device__ __forceinline__ float silu_mul(float gate, float up) { return silu(gate) * up; }
+
+// The epilogue of a SwiGLU: both products are rounded to BF16 first, as separate launches would.
+__device__ __forceinline__ bf16 activated(float gate, float up) {
+    return rounded(silu_mul(__bfloat162float(rounded(gate)), __bfloat162float(rounded(up))));
+}

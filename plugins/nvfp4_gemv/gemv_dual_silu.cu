@@ -13,10 +13,6 @@ struct DualConfig : Split<SPLIT::WARPS, SPLIT::CLUSTER, CONFIG, void> {
     static_assert(SIDES * CONFIG::TILES == 2);
 };
 
-__device__ __forceinline__ __nv_bfloat16 activated(float gate, float up) {
-    return rounded(silu_mul(__bfloat162float(rounded(gate)), __bfloat162float(rounded(up))));
-}
-
 #if __CUDA_ARCH__ >= 900
 #define DUAL_BOUNDS(P) __cluster_dims__(P::CLUSTER, 1, 1) __launch_bounds__(P::THREADS, (P::template BLOCKS<1>))
 #else

@@ -45,7 +45,7 @@ __device__ __forceinline__ void gemv_persistent(const u8* __restrict__ weight, c
     Supertile weights[R::TILES];
     const u8* address[R::TILES];
 #pragma unroll
-    for (int j = 0; j < R::TILES; ++j) load_before_wait(weights[j], address[j] = tile(pair, j), lane);
+    for (int j = 0; j < R::TILES; ++j) weights[j].load_before_wait(address[j] = tile(pair, j), lane);
     pdl_wait();
     for (int i = threadIdx.x; i < R::X_VECTORS; i += R::THREADS) {
         const int to = i & 31, half = (i >> 5) & 1, row = (i >> 6) % R::NT * 8 + (to >> 2);

@@ -94,13 +94,6 @@ struct LaneRows {
     }
 };
 
-// Loads the first supertile of a warp before pdl_wait.
-__device__ __forceinline__ void load_before_wait(Supertile& tile, const u8* p, int lane) {
-#pragma unroll
-    for (int block = 0; block < 4; ++block) tile.codes[block] = load_codes_now(p + block * 512 + lane * 16);
-    tile.scales = load_scales_now(p + CODE_BYTES + lane * 8);
-}
-
 // Extra work of a thread in the main loop: before pdl_wait, after it, and after the first round, when the loads issued
 // after the wait have arrived. The last hook runs only in warps with a slice of K, which the first warp always has.
 struct NoHooks {
@@ -123,7 +116,7 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
 #pragma unroll
     for (int j = 0; j < S::TILES; ++j) {
         tile[j] += (size_t)first * SUPERTILE_BYTES;
-        if (EVEN || first < count) load_before_wait(weights[j], tile[j], lane);
+        if (EVEN || first < count) weights[j].load_before_wait(tile[j], lane);
     }
     hooks.before_wait();
     pdl_wait();
@@ -171,13 +164,6 @@ __device__ __forceinline__ void accumulate(float (&c)[S::TILES][ACCUMULATORS][NT
     }
 }
 
-// Whether a block belongs to the first wave, which starts while the previous kernel may still run (PDL).
-__device__ __forceinline__ bool is_in_first_wave(int blocks_per_multiprocessor) {
-    u32 multiprocessors;
-    asm volatile("mov.u32 %0, %%nsmid;" : "=r"(multiprocessors));
-    return blockIdx.x < multiprocessors * blocks_per_multiprocessor;
-}
-
 // accumulate with S::EARLY_BLOCKS blocks of weights decoded before pdl_wait: only their mma remain once x is available.
 // Blocks after the first wave do not wait, and decode while x is loading. x is loaded X_STAGES blocks ahead of its use,
 // across rounds.
@@ -193,7 +179,7 @@ __device__ __forceinline__ void accumulate_early(float (&c)[S::TILES][ACCUMULATO
 #pragma unroll
     for (int j = 0; j < S::TILES; ++j) {
         tile[j] += (size_t)first * SUPERTILE_BYTES;
-        load_before_wait(weights[j], tile[j], lane);
+        weights[j].load_before_wait(tile[j], lane);
     }
     hooks.before_wait();
     // Decodes block ``block``, counted over all rounds, and loads the same block of the next supertile in its place.

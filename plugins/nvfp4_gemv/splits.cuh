@@ -72,5 +72,3 @@ struct GridPosition {
 #endif
     }
 };
-
-__device__ __forceinline__ __nv_bfloat16 rounded(float value) { return __float2bfloat16_rn(value); }

@@ -20,9 +20,6 @@ constexpr int GROUP_SPLITS = 8, MAX_GROUPS = 8;
 // The fewest tokens of a split. Also in launch.py.
 constexpr int MIN_SPLIT_TOKENS = 64;
 
-// Waits for 0.1 us or a little longer.
-__device__ __forceinline__ void back_off() { asm volatile("nanosleep.u32 100;"); }
-
 // -infinity is the score of a missing token. NO_MAX, the maximum of no scores, is finite, so that a missing token has
 // weight 2^-infinity = 0.
 __device__ __forceinline__ float neg_infinity() { return __int_as_float(0xff800000); }

@@ -61,15 +61,9 @@ __device__ __forceinline__ u64 order_of(u32 key, u32 index, u32 low = 0xFFFFu) {
 __device__ __forceinline__ u32 key_in(u64 order) { return (u32)(order >> 48); }
 __device__ __forceinline__ int index_in(u64 order) { return (int)~(u32)(order >> 16); }
 
-// Without the aggregation over the lanes of a warp that the compiler adds to atomicAdd.
-__device__ __forceinline__ u32 increment(u32& counter) {
-    u32 before;
-    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(&counter)) : "memory");
-    return before;
-}
 // False if the list is full.
 __device__ __forceinline__ bool append(u64 order) {
-    const u32 place = increment(shared.listed);
+    const u32 place = increment_shared(shared.listed);
     if (place < LIST_SIZE) shared.list[place] = order;
     return place < LIST_SIZE;
 }

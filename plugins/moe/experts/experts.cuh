@@ -18,17 +18,11 @@
 #include "named_barrier.cuh"
 #include "nvfp4_mma.cuh"
 #include "shared_memory.cuh"
+#include "silu.cuh"
 
 constexpr int GROUP_ROWS = 8, TILE_VALUES = GROUP_ROWS * TILE_N;
 
 // --- device functions ---
-
-// Loads a supertile before pdl_wait. An ld.global.nc could be moved behind it (pdl.cuh).
-__device__ __forceinline__ void load_before_wait(Supertile& weights, const u8* p, int lane) {
-#pragma unroll
-    for (int b = 0; b < 4; ++b) weights.codes[b] = load_codes_now(p + b * 512 + lane * 16);
-    weights.scales = load_scales_now(p + CODE_BYTES + lane * 8);
-}
 
 // The weights of all experts, [E][tiles][supertiles][2304 bytes], with their global scales [E].
 struct Experts {
@@ -203,6 +197,26 @@ __device__ __forceinline__ void team_barrier(int team) {
     else named_barrier_sync(team + 1, F::WARPS_K * 32);
 }
 
+// Multiplies one tile without split-K, for up to eight rows: the accumulators go to the epilogue without shared memory.
+template <class Pipeline, class F, int MATRICES, class Row, class Store>
+__device__ __forceinline__ void multiply_single_slice(Pipeline& pipeline, const Experts (&experts)[MATRICES],
+                                                      size_t offset, size_t after, bool has_after, Row& x, int rows,
+                                                      int tile, const WarpPosition<F>& at, Store store) {
+    float sums[MATRICES][4] = {};
+    pipeline.multiply_tile(experts, offset, after, has_after, x, at, [&](int m, int, const float (&slice_sums)[4]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[m][i] = slice_sums[i];
+    });
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int row = 2 * at.t + (i & 1), output = tile * TILE_N + at.g + 8 * (i >> 1);
+        float values[MATRICES];
+#pragma unroll
+        for (int m = 0; m < MATRICES; ++m) values[m] = sums[m][i];
+        if (row < rows && output < at.N) store(row, output, values);
+    }
+}
+
 // Multiplies one tile for up to eight rows. The epilogue ``store(i, output, sums)`` gets each output of row i, before
 // the global scale.
 template <class F, int MATRICES, int SLOTS, class Row, class Store>
@@ -211,19 +225,7 @@ __device__ __forceinline__ void multiply_rows(
     const Experts (&experts)[MATRICES], size_t offset, size_t after, bool has_after, Row& x, int rows, int tile,
     const WarpPosition<F>& at, Store store) {
     if constexpr (F::SLICES == 1) {
-        float sums[MATRICES][4] = {};
-        pipeline.multiply_tile(experts, offset, after, has_after, x, at, [&](int m, int, const float (&slice_sums)[4]) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sums[m][i] = slice_sums[i];
-        });
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int row = 2 * at.t + (i & 1), output = tile * TILE_N + at.g + 8 * (i >> 1);
-            float values[MATRICES];
-#pragma unroll
-            for (int m = 0; m < MATRICES; ++m) values[m] = sums[m][i];
-            if (row < rows && output < at.N) store(row, output, values);
-        }
+        multiply_single_slice(pipeline, experts, offset, after, has_after, x, rows, tile, at, store);
     } else {
         auto& partial = partials.at[at.team];
         pipeline.multiply_tile(
@@ -245,15 +247,6 @@ __device__ __forceinline__ void multiply_rows(
         }
         team_barrier<F>(at.team);  // before the partials of the next tile
     }
-}
-
-__device__ __forceinline__ bf16 rounded(float value) { return __float2bfloat16_rn(value); }
-
-// silu(gate) * up of two sums, each rounded to BF16 first.
-__device__ __forceinline__ bf16 activated(float gate, float up) {
-    gate = __bfloat162float(rounded(gate));
-    up = __bfloat162float(rounded(up));
-    return rounded(gate * sigmoid(gate) * up);
 }
 
 // Entry points: name, SLICES and STATIC_K. SLICES is 1 up to K = 512, 2 up to 1024, else 8 (splits.py).

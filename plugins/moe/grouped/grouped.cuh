@@ -149,6 +149,15 @@ struct SharedRows {
     }
 };
 
+// Adds the four accumulators of a slice, in a fixed order.
+template <class Finish>
+__device__ __forceinline__ void finish_slice(const float (&c)[4][1][4], int m, int slice, Finish finish) {
+    float sums[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = (c[0][0][i] + c[1][0][i]) + (c[2][0][i] + c[3][0][i]);
+    finish(m, slice, sums);
+}
+
 // The register pipeline of a warp's weights: one supertile for each matrix, or a whole tile of one matrix with one
 // slice.
 template <class F, int MATRICES, int SLOTS = MATRICES>
@@ -173,7 +182,7 @@ struct TilePipeline {
                                                       const WarpPosition<F>& at) {
         if (at.warp_k >= at.slices) return;
 #pragma unroll
-        for (int i = 0; i < SLOTS; ++i) load_before_wait(ring[i], first(experts, tile, i), at.lane);
+        for (int i = 0; i < SLOTS; ++i) ring[i].load_before_wait(first(experts, tile, i), at.lane);
     }
     // Multiplies one supertile of each of COUNT matrices by the same rows, and loads those at ``next`` in their place
     // if has_next. Codes are loaded before scales, in memory order: scales first were 10% slower on an H200.
@@ -197,14 +206,6 @@ struct TilePipeline {
         for (int m = 0; m < COUNT; ++m)
             if (has_next) weights[m].scales = load_scales(experts[m].data + next + CODE_BYTES + at.lane * 8);
     }
-    template <class Finish>
-    static __device__ __forceinline__ void finish_slice(const float (&c)[4][1][4], int m, int slice, Finish finish) {
-        float sums[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums[i] = (c[0][0][i] + c[1][0][i]) + (c[2][0][i] + c[3][0][i]);
-        finish(m, slice, sums);
-    }
-
     // Multiplies a tile. ``finish(m, slice, sums)`` gets the partial sums of a slice in the layout of an mma
     // accumulator: rows 2t, 2t + 1 and outputs g, g + 8. ``after`` is the offset of the next tile, if has_after.
     template <class Row, class Finish>
@@ -254,19 +255,7 @@ __device__ __forceinline__ void multiply_group(
     const Experts (&experts)[MATRICES], size_t offset, size_t after, bool has_after, Row& x, int rows, int tile,
     int& buffer, const WarpPosition<F>& at, Store store) {
     if constexpr (F::SLICES == 1) {
-        float sums[MATRICES][4] = {};
-        pipeline.multiply_tile(experts, offset, after, has_after, x, at, [&](int m, int, const float (&slice_sums)[4]) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sums[m][i] = slice_sums[i];
-        });
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int row = 2 * at.t + (i & 1), output = tile * TILE_N + at.g + 8 * (i >> 1);
-            float values[MATRICES];
-#pragma unroll
-            for (int m = 0; m < MATRICES; ++m) values[m] = sums[m][i];
-            if (row < rows && output < at.N) store(row, output, values);
-        }
+        multiply_single_slice(pipeline, experts, offset, after, has_after, x, rows, tile, at, store);
     } else {
         // Up to four rows need half of the partials: double-buffered, so that one barrier a tile is enough.
         constexpr int ROW = PaddedPartials<F, MATRICES>::ROW;
