@@ -2,7 +2,7 @@
 
     python benchmarks/lookup_cost.py
 
-Each figure is the median of several interleaved rounds in one process, so that ratios hold on any machine.
+Each figure is the median of several interleaved rounds in one process, so ratios hold on any machine.
 """
 
 import statistics

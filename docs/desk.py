@@ -1,6 +1,6 @@
 """A folder for boots with intended errors: a manifest, installed distributions, and a small engine.
 
-Distributions are real ones on ``sys.path``, and model code has the file name of an engine, so that excerpts do not
+Distributions are real ones on ``sys.path``, and model code has the file name of an engine, so excerpts do not
 depend on the place of this repository.
 """
 

@@ -1,4 +1,4 @@
-"""A model straight from a Hugging Face ``config.json``: tables as a manifest's, so that one builder serves both.
+"""A model straight from a Hugging Face ``config.json``: tables as a manifest's, so one builder serves both.
 
 The text model may be nested in ``text_config``. A ``vision_config`` is noted. Its tower is not built. A missing size,
 or an option that layers do not have, is refused by name, never guessed.

@@ -1,6 +1,6 @@
 """kernel_muster: a registry of GPU kernels built from plugins, and a roll call at boot.
 
-Names are imported on first use, so that ``import kernel_muster`` is cheap.
+Names are imported on first use, so ``import kernel_muster`` is cheap.
 """
 
 from importlib import import_module

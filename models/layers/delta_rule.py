@@ -152,7 +152,7 @@ class DeltaRule:
     def _verify_rows(
         self, arm: GdnArm, inputs: GdnInputs, batch: Batch, states: Recurrent, out: Any
     ) -> None:  # fmt: skip
-        """Advance the states and keep them after each row, so that rejected rows can be undone."""
+        """Advance the states and keep them after each row, so rejected rows can be undone."""
         conv_rows, ssm_rows = states.snapshots(batch.rows)
         qkv = self._convolved_rows(inputs.qkv, batch, states, conv_rows)
         inputs.join()

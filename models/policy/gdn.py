@@ -59,7 +59,7 @@ def is_chunked_size(key_dim: int, value_dim: int) -> bool:
 def prefill_arm(rows: int, sequences: int, has_chunked: bool) -> GdnArm:
     """Return the arm of a prefill of M rows of S sequences: in chunks above so many rows a sequence.
 
-    S counts as the next power of two, so that the edge is a captured row count (16, 32, 64, ...
+    S counts as the next power of two, so the edge is a captured row count (16, 32, 64, ...
     rows): padded or not, a pass takes the same arm.
     """
     edge = CHUNKED_PREFILL_ROWS.value << (sequences - 1).bit_length()

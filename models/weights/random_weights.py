@@ -1,7 +1,7 @@
 """Random weights at full size, made where they are needed: the same bits for a seed and a name on host and device.
 
 Packed codes are uniform over E2M1, block scales uniform over E4M3 values 0.5 to 1.875, and the global scale gives a
-projection the gain one, so that activations stay finite through any depth. A counter and a mixer of 32-bit words (the
+projection the gain one, so activations stay finite through any depth. A counter and a mixer of 32-bit words (the
 finaliser of MurmurHash3, Appleby 2011, public domain) stand for a generator: they are the same in NumPy and CuPy.
 """
 

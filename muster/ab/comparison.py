@@ -232,7 +232,7 @@ class Comparison:
         return floor.decoder.generate(prompts, self._plan.tokens, keep_logits=True)
 
     def _timed(self, prompts: Sequence[Prompt], first: tuple[Decoded, Decoded]) -> Timed:
-        """Run both arms in turn, with alternating order, so that drift affects both equally."""
+        """Run both arms in turn, with alternating order, so drift affects both equally."""
         timed = Timed()
         for turn in range(self._plan.repeats):
             pair = {}

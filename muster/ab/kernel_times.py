@@ -9,7 +9,7 @@ from kernel_muster.ab.result import Kernels
 
 HOST = "host seconds in their launches, after the prefill, median of the repeats"
 DEVICE = "all their launches of one step as a CUDA graph of their own, arms in turn, median of 25 replays"
-#: Least length of replays, so that the graph's own launch does not count.
+#: Least length of replays, so the graph's own launch does not count.
 _SHORTEST_REPLAY_US = 400.0
 _ROUNDS = 25
 

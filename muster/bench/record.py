@@ -61,7 +61,7 @@ def _plain(row: Row) -> dict[str, Any]:
 
 
 def to_json(record: dict[str, Any]) -> str:
-    """Return a record as JSON, one row in each line, so that a diff shows single rows."""
+    """Return a record as JSON, one row in each line, so a diff shows single rows."""
     head = {key: value for key, value in record.items() if key != "rows"}
     lines = ",\n  ".join(json.dumps(row) for row in record["rows"])
     return json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n  {lines}\n ]\n}}\n'

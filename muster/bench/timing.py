@@ -1,7 +1,7 @@
 """Timing on a device: cold L2, graph replays, interleaved, median and spread.
 
 One replay runs a kernel over copies of its data that together exceed the L2, for at least 0.4 ms. Replays of all
-contestants alternate, so that clocks and neighbours affect all equally. CUDA events on one stream. No allocation,
+contestants alternate, so clocks and neighbours affect all equally. CUDA events on one stream. No allocation,
 compilation or tuning during the timing.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 _Name = TypeVar("_Name", bound=Hashable)
 
-#: More than twice the L2 of any device so far, so that no data of the last round is left.
+#: More than twice the L2 of any device so far, so no data of the last round is left.
 COLD_BYTES = 320 * 2**20
 SHORTEST_REPLAY_US = 400.0
 ROUNDS = 25

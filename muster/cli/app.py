@@ -67,7 +67,7 @@ def _group(module: ModuleType, help_text: str, functions: Sequence[str], run_bod
 
 
 def _app(called: str = "", run_body: RunBody = here) -> typer.Typer:
-    """Build the command: all of it, or only the called part, so that no other command costs an import."""
+    """Build the command: all of it, or only the called part, so no other command costs an import."""
     # Plain help: rich would draw boxes in place of ASCII, and takes 50 ms to import.
     app = typer.Typer(cls=_Commands, help=_HELP, add_completion=False, rich_markup_mode=None,
                       pretty_exceptions_enable=False, no_args_is_help=True)  # fmt: skip

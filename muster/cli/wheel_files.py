@@ -1,7 +1,7 @@
 """The installed places of a wheel's files, and conflicts with other owners of these places.
 
 The names in the archive decide, not its RECORD, which may omit files. Names are compared without case, as on some file
-systems, so that every machine gives the same verdict on a wheel.
+systems, so every machine gives the same verdict on a wheel.
 """
 
 import re

@@ -7,7 +7,7 @@ import pytest
 from kernel_muster.registry.errors import UsageError
 
 STATES = ("present", "absent", "waived", "disabled", "disabled and waived")
-# Dissimilar names, so that no near-name hint adds a finding.
+# Dissimilar names, so no near-name hint adds a finding.
 FUNCS = ("quantize", "embedding", "softmax")
 
 

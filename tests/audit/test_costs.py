@@ -1,6 +1,6 @@
 """The work of judging a trace grows in proportion to its size, for any kind of row.
 
-The tests count instructions, which are the same on every machine. Doubling the size doubles the growth exactly, so that
+The tests count instructions, which are the same on every machine. Doubling the size doubles the growth exactly, so
 a loop over all pairs shows at forty rows.
 """
 

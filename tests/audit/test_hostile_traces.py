@@ -71,7 +71,7 @@ TRACE = {
     "complete": True,
 }  # fmt: skip
 
-#: A trace refused for one reason alone, so that any evasion shows: no plugin provides acme::add.
+#: A trace refused for one reason alone, so any evasion shows: no plugin provides acme::add.
 ONE_REASON = TRACE | {"requests": [], "missing_layouts": [], "late_registrations": []}
 
 SETTINGS = settings(

@@ -1,7 +1,7 @@
 """The launched kernels of a model: its real layers and policy on empty arrays, with every launch counted.
 
 Sizes are those of the shipped models, because policy depends on them. Untouched memory costs nothing. Kernels write
-zeros as integers, so that ids and places are valid.
+zeros as integers, so ids and places are valid.
 """
 
 import zlib
@@ -80,7 +80,7 @@ class NoValues:
     """A source of weights that nobody wrote to."""
 
     def __init__(self, is_equal: bool = True) -> None:
-        self._is_equal = is_equal  # whether all weights have one global scale, so that Q, K and V share a copy
+        self._is_equal = is_equal  # whether all weights have one global scale, so Q, K and V share a copy
 
     def find(self, spec: WeightSpec) -> Any:
         if spec.quant == "array":

@@ -2,7 +2,7 @@
 
 Margin rule: where the two decodes differ, the plain run's two largest logits at the first difference must lie within
 two units in the last place of BF16 of each other (2^-6 of the larger): a verify pass on tile GEMMs may round the last
-bit of a logit differently, so that only such a near tie can turn. On GEMV kernels (8 rows and fewer) no difference is
+bit of a logit differently, so only such a near tie can turn. On GEMV kernels (8 rows and fewer) no difference is
 allowed.
 """
 

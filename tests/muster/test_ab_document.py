@@ -1,4 +1,4 @@
-"""The JSON of ``muster ab``: its names by version, so that a renamed one cannot pass under the old version."""
+"""The JSON of ``muster ab``: its names by version, so a renamed one cannot pass under the old version."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -59,7 +59,7 @@ class Decoder(Protocol):
 
 
 class ReadsAlone(Model):
-    """A model that reads each prompt in separate passes, so that its kernels do not depend on other prompts.
+    """A model that reads each prompt in separate passes, so its kernels do not depend on other prompts.
 
     Effects of C sequences then arise in decode alone.
     """

@@ -13,7 +13,7 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.values import frozen
 
 Prompt = tuple[int, ...]
-#: Rows of made prompts, by turns. All exceed the widest batch tier, so that prefill uses its own kernels. From 33 rows
+#: Rows of made prompts, by turns. All exceed the widest batch tier, so prefill uses its own kernels. From 33 rows
 #: on, attention uses tiles and the delta rule chunks of 64; the longest prompt needs two chunks. Short ones are for
 #: hosts, which read rows one by one.
 MADE_TOKENS = (72, 20, 40, 20)
@@ -35,7 +35,7 @@ class Prompts:
 
 
 def made_prompts(count: int, vocab: int, seed: int) -> Prompts:
-    """Make prompts from a seed, all different, so that no two sequences use the same experts."""
+    """Make prompts from a seed, all different, so no two sequences use the same experts."""
     rng = random.Random(seed)  # noqa: S311  (nothing secret: the same prompts for the same seed)
     rows = [MADE_TOKENS[at % len(MADE_TOKENS)] for at in range(count)]
     found = tuple(tuple(rng.randrange(vocab) for _ in range(tokens)) for tokens in rows)

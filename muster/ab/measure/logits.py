@@ -54,7 +54,7 @@ def not_finite(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def is_flat(rows: Sequence[Sequence[Any]]) -> bool:
-    """Whether every row of logits is constant, so that no token is chosen. Never for a single logit.
+    """Whether every row of logits is constant, so no token is chosen. Never for a single logit.
 
     NaN and infinities are reported separately.
     """

@@ -12,7 +12,7 @@ from kernel_muster.registry.contract import nvfp4
 from kernel_muster.registry.contract.dtypes import numpy_dtype
 from kernel_muster.registry.contract.nvfp4 import Nvfp4Weight
 
-#: Least number of launches, each with its own routing; even, so that two copies of the weights alternate.
+#: Least number of launches, each with its own routing; even, so two copies of the weights alternate.
 LEAST_ROUTINGS = 8
 MOST_ROWS = 128
 

@@ -71,7 +71,7 @@ def _one(make: Callable[..., Workload], *arguments: Any) -> Iterator[Workload]:
 
 
 def begin_builds(kernels: Lookups) -> None:
-    """Look up every kernel of the measured modules, so that all builds begin at once."""
+    """Look up every kernel of the measured modules, so all builds begin at once."""
     for found in kernels.catalog.kernels:
         key = found.spec.kernel_key
         if key.module in MODULES and is_device_backend(found.spec.backend):

@@ -151,7 +151,7 @@ def _headline(report: "Report", found: "ShortDecode | ArmRefused | None") -> str
 
 
 def _whole(report: "Report", found: "ShortDecode | ArmRefused | None") -> "Report":
-    """Return the audit's report with the decode's findings, so that one place counts all."""
+    """Return the audit's report with the decode's findings, so one place counts all."""
     from kernel_muster.ab.short_decode import ShortDecode
     from kernel_muster.audit.later import with_rows
 

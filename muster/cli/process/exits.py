@@ -81,7 +81,7 @@ def describe(error: BaseException) -> str:
 def complain(text: str) -> None:
     """Write to stderr in ASCII; a closed stderr is no failure.
 
-    Further lines are indented, so that a line break in a name cannot imitate the command's own line.
+    Further lines are indented, so a line break in a name cannot imitate the command's own line.
     """
     try:
         sys.stderr.write(f"muster: {_NEXT_LINE.sub(chr(10) + '  ', ascii_only(text))}\n")

@@ -213,7 +213,7 @@ def _stop() -> None:
 
 
 def _die_of(number: int) -> None:
-    """End this process by the signal that ended its child, so that the sender sees it."""
+    """End this process by the signal that ended its child, so the sender sees it."""
     with contextlib.suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

@@ -34,6 +34,6 @@ SILU_MUL = km.KernelSpec(
     archs=("cpu",),
     backend=km.PythonKernel(silu_mul_by_table),
     tier="fast",
-    overrides="kernel-muster",  # explicit, so that reports have OVERRIDDEN and not DUPLICATE_KERNEL
+    overrides="kernel-muster",  # explicit, so reports have OVERRIDDEN and not DUPLICATE_KERNEL
     provenance="table of all BF16 values",
 )
