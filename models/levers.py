@@ -58,13 +58,13 @@ TILE_LEVERS = (
         kind="enum",
         choices=("v1", "v2", "v3"),
         default="v1",
-        doc="Variant of the 128-row tile GEMM. A variant that is asked for and absent refuses; v3 serves prefill only.",
+        doc="Variant of the 128-row tile GEMM. A requested but absent variant refuses. v3 serves prefill only.",
         evidence=str(V2_EVIDENCE),
         measured=V2_EVIDENCE.measured,
         effects={
             "v1": "no other variant is looked up",
             "v2": "v2 serves attention projections, dense-FFN prefill and batched GDN decode",
-            "v3": "v3 serves prefill; the other sites stay on v1",
+            "v3": "v3 serves prefill, the other sites stay on v1",
         },
         keys=(_M128,),
     ),
@@ -87,21 +87,21 @@ TILE_LEVERS = (
         "MUSTER_W4A16_M128_ABOVE",
         M128_ABOVE,
         "same_bits",
-        "Most rows of the 64-row tile GEMMs; more take the 128-row one.",
+        "Most rows of the 64-row tile GEMMs. More rows take the 128-row one.",
         ("w4a16::w4a16_gemm_t*", _M128),
     ),
     _edge(
         "MUSTER_W4A16_CHUNKED_ROWS",
         CHUNKED_ROWS,
         "other_bits",
-        "Most rows of decode through a GEMV, in one launch or in chunks of 16, where tile GEMMs serve more.",
+        "Most rows of decode through a GEMV, in one launch or in chunks of 16. Tile GEMMs serve more rows.",
         ("w4a16_gemv::w4a16_gemv_batch16", "w4a16::*"),
     ),
     _edge(
         "MUSTER_W4A16_HOPPER_FROM",
         HOPPER_FROM,
         "other_bits",
-        "Least rows of the Hopper GEMM, on sm_90a; fewer go through GEMV tiers.",
+        "Least rows of the Hopper GEMM, on sm_90a. Fewer rows use GEMV tiers.",
         _HOPPER,
         least=1,
     ),
@@ -139,13 +139,13 @@ TILE_LEVERS = (
         kind="enum",
         choices=GEMM_ARMS,
         default="auto",
-        doc="Force one arm of NVFP4 projections at every row count; where a projection lacks it, the other serves. "
-        "Forcing the Hopper GEMM where it cannot be refuses.",
+        doc="Force one arm of NVFP4 projections at every row count. A projection without it uses the other. "
+        "Forcing an impossible Hopper GEMM refuses.",
         diagnostic=True,
         effects={
             "auto": "policy chooses by rows",
-            "gemv": "GEMV tiers, in chunks of what one launch takes",
-            "tile": "tile GEMMs; the Hopper GEMM is not looked up",
+            "gemv": "GEMV tiers, in chunks of one launch",
+            "tile": "tile GEMMs, without a lookup of the Hopper GEMM",
             "hopper": "the Hopper GEMM",
         },
         keys=_PROJECTIONS,
@@ -153,14 +153,14 @@ TILE_LEVERS = (
     _kill(
         "MUSTER_NO_W4A16_HOPPER",
         "w4a16_hopper::w4a16_hopper_gemm",
-        "Drop the Hopper GEMM; tile GEMMs serve, and their copies of the weights are built.",
+        "Drop the Hopper GEMM. Tile GEMMs serve, and their copies of the weights are built.",
         HOPPER_FROM.evidence,
     ),
     Lever(
         name="MUSTER_NO_W4A16_K64",
         kind="bool",
         default=False,
-        doc=f"Bring back the legacy edge of the deep-K tile, K >= {LEGACY_DEEP_K}; MUSTER_W4A16_K64_MIN_K beats it.",
+        doc=f"Bring back the legacy edge of the deep-K tile, K >= {LEGACY_DEEP_K}. MUSTER_W4A16_K64_MIN_K beats it.",
         evidence=str(DEEP_K.evidence),
         measured=DEEP_K.evidence.measured,
         effects={True: f"deep-K tile from K = {LEGACY_DEEP_K}", False: "kernel kept at the measured edge"},
@@ -169,19 +169,19 @@ TILE_LEVERS = (
     _kill(
         "MUSTER_NO_TGEMM_PIPELINE3",
         "w4a16::w4a16_gemm_t_p3",
-        "Drop the 3-stage twin of the transposed tile GEMM; its parent serves.",
+        "Drop the 3-stage twin of the transposed tile GEMM. Its parent serves.",
         P3_EVIDENCE,
     ),
     _kill(
         "MUSTER_NO_K64_PIPELINE3",
         "w4a16::w4a16_gemm_t_k64_p3",
-        "Drop the 3-stage twin of the deep-K tile GEMM; its parent serves.",
+        "Drop the 3-stage twin of the deep-K tile GEMM. Its parent serves.",
         P3_EVIDENCE,
     ),
     _kill(
         "MUSTER_NO_K64_N64",
         "w4a16::w4a16_gemm_t_k64_n64_p3",
-        "Drop the narrow-N twin of the deep-K tile GEMM; the wide one serves.",
+        "Drop the narrow-N twin of the deep-K tile GEMM. The wide one serves.",
         NARROW_BLOCKS.evidence,
     ),
 )
@@ -193,7 +193,7 @@ MOE_LEVERS = (
         name="MUSTER_NO_MOE_GROUPED_DECODE",
         kind="bool",
         default=False,
-        doc="Never decode experts grouped; beats MUSTER_MOE_GROUPED_DECODE. Prefill stays grouped.",
+        doc="Never decode experts grouped. Beats MUSTER_MOE_GROUPED_DECODE. Prefill stays grouped.",
         evidence=_GROUPED,
         measured=_GROUPED_ON,
         effects={True: "grouped decode off at every row count", False: "grouped decode kept"},
@@ -255,22 +255,22 @@ PROJECTION_LEVERS = (
         "MUSTER_QKV_TIER_ROWS",
         TIER_ROWS,
         "same_bits",
-        "Most rows of decode whose QKV and output projections go through one GEMV tier each; more go in tiles of 3.",
+        "Most rows of decode with one GEMV tier for each QKV and output projection. More rows use tiles of 3.",
         ("w4a16_gemv::w4a16_gemv_batch*",),
     ),
     _edge(
         "MUSTER_BF16_TIER_ROWS",
         BF16_TIER_ROWS,
         "same_bits",
-        "Most rows of decode whose BF16 QKV and output projections go through one GEMV launch each; more go in tiles "
-        "of 3, or from MUSTER_BF16_GEMM_FROM on through the GEMM.",
+        "Most rows of decode with one GEMV launch for each BF16 QKV and output projection. More rows use tiles of "
+        "3, or from MUSTER_BF16_GEMM_FROM on the GEMM.",
         _BF16,
     ),
     _edge(
         "MUSTER_BF16_GEMM_FROM",
         BF16_GEMM_FROM,
         "other_bits",
-        "Least rows of the GEMM of a BF16 projection; fewer go through the GEMV, in launches of up to 16 rows.",
+        "Least rows of the GEMM of a BF16 projection. Fewer rows use the GEMV, in launches of up to 16 rows.",
         _BF16,
         least=1,
     ),
@@ -278,7 +278,7 @@ PROJECTION_LEVERS = (
         name="MUSTER_FP4_PROJ_DECODE",
         kind="bool",
         default=False,
-        doc="Requantise BF16 attention weights to NVFP4 at load; on weights that are NVFP4 already it refuses.",
+        doc="Requantise BF16 attention weights to NVFP4 at load. On NVFP4 weights it refuses.",
         effects={True: "BF16 attention weights requantised to NVFP4", False: "attention weights kept as stored"},
         keys=("quantize_nvfp4::quantize_bf16_to_nvfp4",),
     ),
@@ -288,8 +288,8 @@ ATTENTION_LEVERS = (
     _kill(
         "MUSTER_NO_PREFILL_MMA",
         "prefill_paged::prefill_paged_attn_mma",
-        "Attend with every row of a prompt as decode does, with its bits; else passes of "
-        f"{PREFILL_MMA_ROWS.value} rows and more go in tiles.",
+        "Attend row by row in prompts, with the bits of decode. Otherwise passes of "
+        f"{PREFILL_MMA_ROWS.value} rows and more use tiles.",
         PREFILL_MMA_ROWS.evidence,
     ),
 )
@@ -298,16 +298,16 @@ GDN_LEVERS = (
     _kill(
         "MUSTER_NO_CHUNKED_PREFILL",
         "gated_delta_rule::gated_delta_rule_prefill_chunked",
-        "Take every row of a prompt through the delta rule as decode does, with its bits; else passes of more than "
-        f"{CHUNKED_PREFILL_ROWS.value} rows a sequence go in chunks.",
+        "Apply the delta rule row by row in prompts, with the bits of decode. Otherwise passes of more than "
+        f"{CHUNKED_PREFILL_ROWS.value} rows of a sequence use chunks.",
         CHUNKED_PREFILL_ROWS.evidence,
     ),
     _edge(
         "MUSTER_GDN_IN_LARGE_ROWS",
         FUSED_LARGE_ROWS,
         "",
-        "Most rows of decode whose inputs of a delta net are one launch, where its projection is large; up to "
-        f"{GDN_FUSED_ROWS} where it is not.",
+        "Most rows of decode with one launch for all inputs of a delta net with a large projection. Without one, "
+        f"up to {GDN_FUSED_ROWS}.",
         _GDN_INPUTS,
         most=GDN_FUSED_ROWS,
     ),
@@ -325,7 +325,7 @@ SPECULATION_LEVERS = (
         name="MUSTER_MTP_GATE_FORCE",
         kind="bool",
         default=False,
-        doc="Pass the throughput gate of MTP speculation; refuses on a model without an MTP head.",
+        doc="Pass the throughput gate of MTP speculation. Refuses on a model without an MTP head.",
         diagnostic=True,
         effects={True: "MTP drafts whatever its throughput", False: "the gate decides"},
     ),
@@ -333,7 +333,7 @@ SPECULATION_LEVERS = (
         name="MUSTER_MTP_PREFILL",
         kind="bool",
         default=True,
-        doc="Let the MTP head read the prompt into a cache of its own; without it, drafts know what came after.",
+        doc="Let the MTP head read the prompt into its own cache. Without it, drafts see only later tokens.",
         effects={True: "the MTP head's cache holds the prompt", False: "the MTP head's cache begins at its last token"},
     ),
     Lever(

@@ -19,8 +19,8 @@ _NAMED: dict[str, QkvArm] = {"tiled": "tiled", "wide": "wide", "per_seq": "per_s
 QKV_TILE = 3
 MTP_VERIFY_ROWS = 8
 
-# Where one launch of a tier costs no more than one of three rows, tiles of 3 read the weights two to six times for
-# nothing: tensor-core GEMVs, but not the SIMT ones that the figures below were taken with. A device's table says so.
+# If one launch of a tier costs no more than one of three rows, tiles of 3 read the weights two to six times in vain.
+# That holds for tensor-core GEMVs, not for the SIMT ones of the figures below. A device's table decides.
 TIER_ROWS = Threshold(
     "most decode rows of QKV and output projections in one tier",
     QKV_TILE,
@@ -56,8 +56,8 @@ BUILT_IN_EDGES = QkvEdges()
 def qkv_edges(levers: Levers, hopper_from: int) -> QkvEdges:
     """Return the edges of a device. ``hopper_from`` is the Hopper GEMM's for Q, K and V together, 0 without it.
 
-    Where even the widest tier is worth its launch, rows above it follow a single projection's: chunks up to the GEMM's
-    edge, then the GEMM. Where nobody measured that, only the Hopper GEMM is worth more than tiles of 3.
+    If even the widest tier pays, rows above it follow a single projection: chunks up to the GEMM's edge, then the GEMM.
+    Without measurements, only the Hopper GEMM is preferred to tiles of 3.
     """
     tier_rows = int(levers["MUSTER_QKV_TIER_ROWS"] or 0)
     own_from = hopper_from
@@ -86,9 +86,13 @@ def bf16_edges(levers: Levers, has_batch: bool) -> QkvEdges:
 def qkv_arm(rows: int, phase: Phase, asked: str, has_tiers: bool, edges: QkvEdges = BUILT_IN_EDGES) -> QkvArm:
     """Return the arm for M rows of the QKV and output projections.
 
-    Up to 3 rows are one launch. ``asked`` (MUSTER_QKV_ARM) governs decode and verify above that. Left at ``auto``, the
-    batch tiers serve, where they cover the rows, up to their edge and an MTP verify (up to 8 rows); from a GEMM's edge
-    up each projection goes its own way; all else is tiled, never below parity in any regime tried. Prefill is wide.
+    Up to 3 rows are one launch. Above that, ``asked`` (MUSTER_QKV_ARM) governs decode and verify. With ``auto``:
+
+    - Batch tiers that cover the rows serve up to their edge, and in an MTP verify (up to 8 rows).
+    - From a GEMM's edge on, each projection uses its own arm.
+    - All else is tiled, never below parity in any measurement.
+
+    Prefill is wide.
     """
     if asked not in ASKED_ARMS:
         raise UsageError(f"QKV arm {asked!r}: expected {', '.join(ASKED_ARMS)}")
@@ -135,7 +139,7 @@ PREFILL_MMA_ROWS = Threshold(
 
 
 def prefill_arm(rows: int, phase: Phase, head_dim: int, has_mma: bool) -> PrefillArm:
-    """Return the arm that attends with the M rows of a batch that has more than one row a sequence.
+    """Return the attention arm for the M rows of a batch with more than one row in a sequence.
 
     Only a prefill takes tiles: a verify pass needs the bits of decode, and gets them row by row.
     """

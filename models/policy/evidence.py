@@ -43,7 +43,7 @@ class Evidence:
 class Threshold:
     """A number that divides two arms. ``measured`` holds the edge of each further architecture with measurements.
 
-    Other devices of that architecture take its edge too, as the nearest one that is known: there it is assumed.
+    Other devices of that architecture use its edge too, the nearest known one: there it is assumed.
     """
 
     name: str

@@ -14,17 +14,17 @@ MOE_ARMS: tuple[FfnArm, ...] = (
     "single", "k2", "k3", "grouped", "prefill", "batched", "token_major", "atomic_c4",
 )  # fmt: skip
 KM_ROWS = range(4, 9)
-#: Rows that one GEMV launch serves where each projection's own edge leaves them to it. H200, us at M=16, GEMV /
+#: Rows of one GEMV launch, if each projection's own edge leaves them to it. H200, us at M=16, GEMV /
 #: Hopper GEMM: 17408x5120 20.3 / 23.0, 5120x17408 21.3 / 23.3; on GB10 the tile GEMM is six times slower at 8 rows.
 BATCHED_ROWS = range(KM_ROWS.start, WIDEST_TIER + 1)
 
 
 def dense_arm(rows: int, phase: Phase, has_km: bool, has_batched: bool = False) -> FfnArm:
-    """Return the dense arm: one launch a projection up to 8 rows (``km``), and up to 16 where that is preferred.
+    """Return the dense arm: one launch for each projection up to 8 rows (``km``), and up to 16 if preferred.
 
     Above that, and in a prefill from 4 rows on, the prefill path reads weights once.
 
-    Missing exactly one row count here (n = 4) once cost 1.41x, so nothing between 1 and 8 falls through.
+    A single missing row count (n = 4) once cost 1.41x, so every count from 1 to 8 has a case here.
     """
     if rows <= 3:
         return _small(rows)
@@ -36,9 +36,9 @@ def dense_arm(rows: int, phase: Phase, has_km: bool, has_batched: bool = False) 
 
 
 def moe_arm(rows: int, phase: Phase, grouped: bool, fused_rows: int = 0) -> FfnArm:
-    """Return the MoE arm: ``grouped`` where the decision function says so; else 3, 2, pairs, or token by token.
+    """Return the MoE arm: ``grouped`` by the decision function, else 3, 2, pairs, or token by token.
 
-    More than 3 rows are one batch where so many ``fused_rows`` are two launches. Verify asks the same decision as
+    More than 3 rows are one batch if ``fused_rows`` covers them in two launches. Verify uses the same decision as
     decode. A prefill reads each expert once, like grouped decode, at any size.
     """
     if phase == "prefill":

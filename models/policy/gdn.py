@@ -67,7 +67,7 @@ def prefill_arm(rows: int, sequences: int, has_chunked: bool) -> GdnArm:
 
 
 def decode_arm(has_strided: bool, has_norm_strided: bool) -> GdnArm:
-    """Return the arm of a decode step: with the norm if possible; all sequences in one launch if possible."""
+    """Return the arm of a decode step: with the norm and with all sequences in one launch, if possible."""
     if has_norm_strided:
         return "norm_strided"
     return "strided" if has_strided else "single"

@@ -27,9 +27,9 @@ CHUNKED_ROWS = Threshold(
 
 
 def gemv_tier(rows: int, available: Collection[int]) -> int | None:
-    """Return the tier for M rows, or None for more than 16 and where no tier covers them.
+    """Return the tier for M rows, or None above 16 rows or without a tier that covers them.
 
-    1, 2 and 3 rows are exact; 4 to 8 take the narrowest tier that covers them; 9 to 16 take the 16-row one.
+    1, 2 and 3 rows are exact. 4 to 8 use the narrowest tier that covers them. 9 to 16 use the 16-row one.
     """
     if rows in (1, 2, 3):
         return rows if rows in available else None
@@ -54,9 +54,9 @@ def chunk_tier(rows: int, available: Collection[int]) -> int | None:
 
 
 def gemv_chunks(rows: int, available: Collection[int]) -> tuple[int, ...]:
-    """Cut M rows into chunks that one launch serves: as many as the widest takes, and a rest that some tier covers.
+    """Divide M rows into chunks of one launch each: as many as the widest takes, and a rest covered by some tier.
 
-    A rest that no tier covers is cut on, down to single rows: where no kernel takes one either, that one says why.
+    A rest without a tier is divided further, down to single rows. If no kernel takes one, that kernel gives the reason.
     """
     chunks: list[int] = []
     while rows:

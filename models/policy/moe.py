@@ -46,8 +46,8 @@ GROUPED_ROWS = Threshold(
     },
 )
 GROUPED_K_STEP = 64
-# What the kernels of a step's experts take (moe_fused_shared): a lane of a warp has a choice, and the keys of eight
-# experts. They beat grouped decode at every row count that they serve: H200, CUDA 13.0, cold L2, 256 experts, top 8,
+# Limits of the kernels of a step's experts (moe_fused_shared): a lane of a warp has one choice and the keys of eight
+# experts. They beat grouped decode at every supported row count: H200, CUDA 13.0, cold L2, 256 experts, top 8,
 # 2048 / 512, us with the router, fused with a shared expert / grouped without one, 4: 27.6 / 32.4.
 FUSED_ROWS, FUSED_EXPERTS, FUSED_CHOICES = 4, 256, 32
 
@@ -55,10 +55,10 @@ FUSED_ROWS, FUSED_EXPERTS, FUSED_CHOICES = 4, 256, 32
 def moe_grouped_decode(
     rows: int, levers: Levers, arch: str, has_nvfp4_experts: bool = True, fused_rows: int = 0
 ) -> bool:
-    """Decide grouped decode: enabled and (rows reach the edge, or forced); the kill switch beats the force.
+    """Decide grouped decode: enabled and (rows reach the edge, or forced). The kill switch beats the force.
 
-    ``fused_rows`` is how many rows the two launches of a step's experts serve here: up to there is no edge. The one
-    decision function, for the layers of both mixers and for decode and verify alike.
+    ``fused_rows`` is the number of rows served here by the two launches of a step's experts: up to it there is no edge.
+    The layers of both mixers, decode and verify share this decision.
     """
     if not has_nvfp4_experts or levers.flag("MUSTER_NO_MOE_GROUPED_DECODE"):
         return False
@@ -75,5 +75,5 @@ def takes_fused_shared(experts: int, top_k: int, router: str, has_shared: bool, 
 
 
 def takes_k64(k: int, is_available: bool) -> bool:
-    """Whether the grouped twin with a K step of 64 serves this K: if it divides K; its speed is unmeasured."""
+    """Whether the grouped twin with a K step of 64 serves this K: if it divides K. Its speed is unmeasured."""
     return is_available and k % GROUPED_K_STEP == 0

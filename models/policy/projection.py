@@ -1,7 +1,7 @@
 """The arm for the rows of one NVFP4 projection: GEMV tiers, or one GEMM over all rows.
 
-Wide verify goes by the same rule: 1 to 16 rows of a verify are tiers, 17 (16 drafts and the token before) are a
-GEMM, and which one depends on the layout plan: ``tiles`` holds only kernels whose copy of the weight is built.
+Wide verify follows the same rule: 1 to 16 rows of a verify use tiers, 17 (16 drafts and the token before) a GEMM. The
+layout plan selects the GEMM: ``tiles`` holds only kernels with a built copy of the weight.
 """
 
 from collections.abc import Collection
@@ -17,9 +17,9 @@ Arm = Literal["gemv", "gemm"]
 #: The values of MUSTER_W4A16_ARM.
 ASKED_ARMS = ("auto", "gemv", "tile", "hopper")
 
-# The Hopper GEMM from here up, where it is there: its place between one tier, the wide one and the GEMM. A small weight
-# has an edge of its own: a GEMV takes a few microseconds, the GEMM six before it is at speed. A tiny one has none. All
-# blocks of the wide tier read x, which costs more than a second read of the weights where there are many.
+# The Hopper GEMM from here up, if present: its place between one tier, the wide one and the GEMM. A small weight has a
+# separate edge: a GEMV takes a few microseconds, the GEMM six before full speed. A tiny one has none. All blocks of the
+# wide tier read x; with many blocks that costs more than a second read of the weights.
 # H200, CUDA 13.0, cold L2, medians of 7, us GEMV/Hopper. Again: muster tune
 #   M=16, 17, 32    9216x2048 6.2/9.0 9.5/9.0 10.0/9.0       5120x6144 8.8/12.0 -/12.0 18.1/12.2
 #   M=32, 48, 64    2048x4096 6.0/7.4 7.9/8.4 8.1/8.4        1024x5120 5.2/7.5 -/7.6 9.3/7.7
@@ -52,7 +52,7 @@ GEMV_MI = Threshold(
 
 
 def hopper_from(levers: Levers, n: int, k: int, has_wide: bool = True) -> int:
-    """Return the least rows of the Hopper GEMM for a weight ``(N, K)``: of a tiny one, those that no GEMV covers."""
+    """Return the least rows of the Hopper GEMM for a weight ``(N, K)``: for a tiny one, those without a GEMV."""
     if has_wide and n * k <= int(levers["MUSTER_W4A16_GEMV_MI"] or 0) << 20:
         return WIDE_TIER + 1
     is_small = n * k <= int(levers["MUSTER_W4A16_HOPPER_SMALL_MI"] or 0) << 20
@@ -72,9 +72,9 @@ def reaches_wide(n: int, k: int, phases: Collection[Phase], has_hopper: bool, le
 def projection_arm(
     shape: GemmShape, phase: Phase, tiers: Collection[int], tiles: Collection[TileName], levers: Levers
 ) -> Arm:
-    """Return the arm for a shape. ``tiers`` and ``tiles`` are what is there, with the copies that they read.
+    """Return the arm for a shape. ``tiers`` and ``tiles`` are the kernels with built copies.
 
-    Without tiers it is the GEMM, without a GEMM the tiers. MUSTER_W4A16_ARM forces one where both are there.
+    Without tiers it is the GEMM, without a GEMM the tiers. If both exist, MUSTER_W4A16_ARM forces one.
     """
     if not tiles:
         return "gemv"
@@ -87,10 +87,9 @@ def projection_arm(
 
 
 def is_gemv(shape: GemmShape, phase: Phase, tiers: Collection[int], has_hopper: bool, levers: Levers) -> bool:
-    """Whether GEMV tiers serve a shape: up to the Hopper GEMM's edge, in any phase; else as far as tiers and chunks go.
+    """Whether GEMV tiers serve a shape: in any phase up to the Hopper GEMM's edge, else up to the limit of chunks.
 
-    A tile GEMM, for more rows than a tier covers, is what the wide tier or chunks of 16 are weighed against in decode
-    alone.
+    Above the tiers' rows, the wide tier or chunks of 16 compete with a tile GEMM in decode alone.
     """
     if has_hopper:
         edge = hopper_from(levers, shape.n, shape.k, WIDE_TIER in tiers)

@@ -12,9 +12,9 @@ LEAST_STEPS = Threshold(
 
 
 def speculation_pays(steps: int, accepted: int, cost_ratio: float, arch: str, forced: bool = False) -> bool:
-    """Whether to go on drafting after ``steps`` verify steps that accepted so many drafts together.
+    """Whether to go on drafting after ``steps`` verify steps with ``accepted`` drafts in all.
 
-    ``cost_ratio`` is the time of one drafting and verify step over that of one plain step; a step gives its accepted
+    ``cost_ratio`` is the time of one drafting and verify step over that of one plain step. A step gives its accepted
     drafts and one token more. ``forced`` (MUSTER_MTP_GATE_FORCE) passes the gate.
     """
     if steps < 0 or accepted < 0 or not cost_ratio > 0:

@@ -43,14 +43,14 @@ NARROW_BLOCKS = Threshold(
     ),
 )
 
-# Above this many rows a block that owns 128 of them reads each weight once where two blocks of 64 read it twice.
+# Above this many rows, one block of 128 rows reads each weight once, and two blocks of 64 read it twice.
 M128_ABOVE = Threshold(
     "most rows of the 64-row tile",
     64,
     Evidence(GB10, "m128 58-74 TFLOP/s at prefill; M=16: within 4% of t", "the edge itself"),
 )
 
-# The Hopper GEMM shares a tile among many blocks and adds their parts up, which a weight of a few tiles waits for: at
+# The Hopper GEMM shares a tile among many blocks and adds their parts up, which delays weights of a few tiles: at
 # 2048x512 the narrow twin wins at M=17 and 32 (4.1 us, 5.1), at 512x2048 the Hopper GEMM (6.9 us, 8.6). None is tiny.
 TINY_MI = Threshold(
     "most elements of a tiny weight, in units of 2^20",
@@ -106,7 +106,7 @@ def is_small(shape: GemmShape, levers: Levers) -> bool:
 
 
 def m128_variant(phase: Phase, levers: Levers) -> TileName:
-    """Return the 128-row variant: v1 unless asked; v3 serves prefill only, the other phases stay on v1.
+    """Return the 128-row variant: v1 by default. v3 serves prefill only, the other phases stay on v1.
 
     The one decision for attention projections, dense-FFN prefill and batched GDN decode.
     """
@@ -147,13 +147,13 @@ def reachable_tiles(
 
 
 def _order(shape: GemmShape, phase: Phase, levers: Levers) -> list[TileName]:
-    """Put the Hopper GEMM and the arm on untransposed weights to the tiles; a forced arm leaves FP4 out."""
+    """Add the Hopper GEMM and the arm on untransposed weights to the order of tiles. A forced arm excludes FP4."""
     tiles = _tiles(shape, phase, levers)
     order: list[TileName] = ["hopper", *tiles, "base"]
     if is_tiny(shape.n, shape.k, levers):
         order = [*tiles, "hopper", "base"]
     if phase == "prefill" and levers["MUSTER_W4A16_ARM"] != "hopper":
-        # Nobody has measured one. Rows of a prompt need not have the bits of decode, those of other phases do.
+        # Unmeasured so far. Rows of a prompt need not have the bits of decode, those of other phases must.
         return ["fp4", *order]
     return order
 
