@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from functools import cache, partial
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, row_stride
 from kernel_muster.registry.contract.arrays import HOST, ArrayView
 from kernel_muster.registry.contract.specs import KernelSpec
@@ -19,7 +20,7 @@ cuda_kernel = partial(CudaKernel, include_dirs=(INCLUDE_DIR,))
 
 # For plans on host memory, which are never launched.
 _IMAGINARY_MULTIPROCESSORS = 132
-_ROWWISE_THREADS = 128  # rowwise.cuh
+(_ROWWISE_THREADS,) = constants(INCLUDE_DIR / "rowwise.cuh", "ROWWISE_THREADS")
 
 
 @cache

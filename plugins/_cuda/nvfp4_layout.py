@@ -15,13 +15,14 @@ one after the other.
 from typing import Any
 
 import numpy as np
+from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.registry.contract.nvfp4 import GROUP, ROW_MAJOR, Nvfp4Weight, transpose
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.values import frozen
 
 LAYOUT = "nvfp4_mma_16x256"
-TILE_N = 16
-TILE_K = 256
+TILE_N, TILE_K = constants(INCLUDE_DIR / "nvfp4_mma.cuh", "TILE_N", "TILE_K")
 SUPERTILE_BYTES = TILE_N * TILE_K // 2 + TILE_N * TILE_K // GROUP
 # Rows a step of the re-layout takes: bounds the scratch it needs to about 100 MB at K = 5120.
 _ROWS_PER_STEP = 8192

@@ -24,8 +24,8 @@
 #include "silu.cuh"
 
 constexpr int REGISTER_VECTORS = 4;
-constexpr int warp = 32, block = 256;                      // lanes of a row; they are part of the names of entry points
-constexpr int MAX_WARP_ROW = REGISTER_VECTORS * 8 * warp;  // the same as in norm/launch.py
+constexpr int warp = 32, block = 256;  // lanes of a row; they are part of the names of entry points
+constexpr int MAX_WARP_ROW = REGISTER_VECTORS * 8 * warp;
 
 // --- weights of both types ---
 

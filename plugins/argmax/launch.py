@@ -1,8 +1,10 @@
 """Launching the argmax: several blocks a row, up to a limit."""
 
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, multiprocessors_of, width_of
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
@@ -10,8 +12,9 @@ from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.launch.workspace import Counters
 
-# argmax.cu: loads of a block in flight together; a warp waits for the words of 32 blocks at once.
-_LOADS_PER_BLOCK, _MAX_BITS = 1024, 5
+_SOURCE = Path(__file__).with_name("argmax.cu")
+# Loads of a block in flight together. A warp waits for the words of 32 blocks at once.
+_LOADS_PER_BLOCK, _MAX_BITS = prod(constants(_SOURCE, "THREADS", "LOADS")), 5
 
 
 def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
@@ -29,7 +32,7 @@ def _plan(bound: Bound, entries: Mapping[str, EntryResources]) -> LaunchPlan:
 
 
 ARGMAX = cuda_kernel(
-    Path(__file__).with_name("argmax.cu"),
+    _SOURCE,
     tuple(EntryPoint(f"argmax_bf16_w{width}", ("ptr", "ptr", "ptr", "i32", "i32")) for width in (1, 8)),
     _plan,
 )

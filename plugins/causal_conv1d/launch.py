@@ -4,14 +4,17 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div, cuda_kernel
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
 from kernel_muster.registry.contract.signature import Bound
 
-# causal_conv1d.cu: threads of a block, and the taps of the kernels on vectors.
-_THREADS, _TAPS = 64, 4
-_CHANNELS = 4  # of a thread, in the decode kernel
+_SOURCE = Path(__file__).with_name("causal_conv1d.cu")
+# Threads of a block, channels of a thread in the decode kernel, and the taps of the kernels on vectors.
+_THREADS, _CHANNELS = constants(_SOURCE, "THREADS", "CHANNELS")
+(_TAPS,) = constants(INCLUDE_DIR / "causal_conv.cuh", "TAPS")
 # Rows of a thread in turn. Longer chunks read fewer rows twice (W - 1 a chunk), shorter ones fill the device.
 _ROWS_PER_CHUNK = 16
 _NULL = 0
@@ -43,7 +46,7 @@ def _plan(
 
 _kernel = partial(
     cuda_kernel,
-    Path(__file__).with_name("causal_conv1d.cu"),
+    _SOURCE,
     (
         *(EntryPoint(f"causal_conv1d_w{width}", ("ptr",) * 7 + ("i32",) * 7) for width in (1, 8)),
         EntryPoint("causal_conv1d_decode", ("ptr",) * 5 + ("i32",) * 3),

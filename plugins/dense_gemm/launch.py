@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div, multiprocessors_of
 from kernel_muster.plugins._cuda.nvfp4_layout import TILE_N
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan, row_stride
@@ -30,12 +31,12 @@ SMALL_N = 512
 GEMV_ROWS, SMALL_N_GEMV_ROWS, GEMV_DEPTH = 16, 64, 16
 _GEMV = ("few_n8", "few_n16", "few_any", "m8", "m16")
 # Small N: the most K whose loads are all in flight, and its multiple. Other K use ``any``.
-SMALL_N_DEPTH, SMALL_N_BLOCK = 6144, 64
+SMALL_N_DEPTH, (SMALL_N_BLOCK,) = 6144, constants(INCLUDE_DIR / "dense_gemv.cuh", "BLOCK_K")
 # Up to this size of x, a second read of it costs little.
 _SMALL_X_BYTES = 64 * 1024
 # dense_gemm.cu: rows and features of a tile, and its shared memory.
 _TILES = {"narrow": (32, 64), "spread": (32, 64), "wide": (128, 128), "any": (16, 16)}
-_SHARED_BYTES = 96 * 1024
+(_SHARED_BYTES,) = constants(Path(__file__).with_name("gemm_mma.cuh"), "SHARED_BYTES")
 # Up to this N, or this M, wide tiles are less than a wave.
 NARROW_FEATURES, NARROW_ROWS = 512, 64
 # Fewer narrow tiles leave most of the device idle: ``spread`` splits K over a cluster. H200, us spread / narrow:

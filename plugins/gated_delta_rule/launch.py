@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
 from kernel_muster.registry.contract.dtypes import numpy_dtype
@@ -15,8 +16,9 @@ from kernel_muster.registry.launch.workspace import Scratch
 _FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]
 
-# The sizes of delta_rule.cuh, which all models have. Other sizes take the simple kernels.
-KEY_DIM, COLUMNS, VALUE_DIM = 128, 32, 128
+# The sizes of all models. Other sizes take the simple kernels.
+KEY_DIM, COLUMNS = constants(_FOLDER / "delta_rule.cuh", "KEY_DIM", "COLUMNS")
+(VALUE_DIM,) = constants(_FOLDER / "decode_norm.cu", "VALUE_DIM")
 _SIZES = ("key_heads", "key_dim", "value_heads", "value_dim")
 # From so many heads on a block has half of a head, with fewer a quarter. H200, after a convolution, us, quarter / half:
 # 64 heads 5.61 / 6.56, 96 7.26 / 8.15, 128 8.16 / 8.15, 192 11.40 / 11.12, 512 23.21 / 22.07, 768 32.42 / 30.67.
@@ -73,9 +75,9 @@ def _plan_norm(bound: Bound, entries: Entries) -> LaunchPlan | tuple[LaunchPlan,
     return LaunchPlan(entry, (cluster[0] if cluster else 1, dims["value_heads"], dims["S"]), arguments)
 
 
-# chunked.cuh: rows of a chunk, bytes of a chunk between the launches (of a value head, of a key head), and the shared
-# memory of both launches.
-_CHUNK, _CHUNK_BYTES, _TILES_BYTES = 64, 21760, 32768
+# Rows of a chunk, its bytes between the launches (of a value head, of a key head), and the shared memory of both
+# launches. The sources assert these sizes.
+(_CHUNK,), _CHUNK_BYTES, _TILES_BYTES = constants(_FOLDER / "chunked.cuh", "CHUNK"), 21760, 32768
 _INTRA_BYTES, _INTER_BYTES = 57088, 99600
 # Chunks of a head in scratch memory at a time: 78 MB with 32 value heads and 16 key heads.
 _MAX_CHUNKS = 64

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, width_of
+from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins._cuda.constants import constants
+from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div, cuda_kernel, width_of
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
 from kernel_muster.registry.contract.dtypes import numpy_dtype
@@ -12,10 +14,11 @@ from kernel_muster.registry.contract.signature import Bound
 
 Entries = Mapping[str, EntryResources]
 
-# The longest row that a warp keeps in registers (rms_norm.cuh: REGISTER_VECTORS of 8 for each of 32 lanes).
-_MAX_WARP_ROW, _ROWS_PER_BLOCK = 1024, 4
-# The longest row in the registers of a block or cluster (rms_norm.cuh: MAX_WARPS). The gated norm has no such kernel.
-_MAX_REGISTER_ROW, _WARP = 8192, 32
+_WARP = 32
+# The longest row in the registers of a warp, and of a block or cluster. The gated norm has no such kernel.
+_MAX_WARP_ROW, _MAX_WARPS = constants(INCLUDE_DIR / "rms_norm.cuh", "MAX_WARP_ROW", "MAX_WARPS")
+_MAX_REGISTER_ROW = _MAX_WARPS * _WARP * VECTOR
+(_ROWS_PER_BLOCK,) = constants(Path(__file__).with_name("norm.cu"), "ROWS_PER_BLOCK")
 # Up to so many rows, each has a cluster. H200, dependent launches, us, block of 256 / one block / cluster:
 # 1 x 2048 0.98 / 0.97 / 0.93, 16 x 2048 1.12 / 1.14 / 1.03, 512 x 2048 4.16 / 3.65 / 4.88, 1 x 5120 1.22 / 1.39 / 1.04,
 # 8 x 5120 1.37 / 1.45 / 1.12, 16 x 5120 1.56 / 1.65 / 1.56, 512 x 5120 6.60 / 7.24 / 7.04.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.plugins._cuda.launching import ceil_div, multiprocessors_of
 from kernel_muster.plugins._cuda.nvfp4_layout import TILE_K, TILE_N
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan, row_stride
@@ -30,7 +31,7 @@ _PERSISTENT, _PERSISTENT_ROWS, _PERSISTENT_PARTIALS = ("k2048", "k5120"), 16, 36
 # gemv_wide.cu: the entry point with the summation order of a split, and all entry points.
 _WIDE = {"k2048": "4_pair", "k5120": "4_pair", "k6144": "4x2", "k17408": "4x2", "k5120_few": "10x2"}
 _WIDE_ENTRIES = ("any", "8", "8_pair", "2", "2_pair", "4_pair", "4x2", "10x2")
-_WIDE_ROWS = 32  # of a block
+(_WIDE_ROWS,) = constants(_FOLDER / "gemv_wide.cu", "ROWS")  # of a block
 # Two splits of gemv_parts.cu with one block size. Other different splits are two launches.
 _K2048_AND_FEW = "k2048_and_few"
 # The arguments of each weight and each output of gemv_parts.cu.
@@ -44,8 +45,8 @@ _LARGE_N = 100_000
 ONE_TILE_WAVES = {8: {"k5120": 5, "k2048": 6}, 16: {"k5120": 4, "k2048": 5}}
 # Above this number of tiles for each multiprocessor, two tiles a warp need a second wave.
 _MOST_PAIR_TILES = 8
-# gemv_gdn_in.cu: heads whose gates a block computes.
-GATE_HEADS = 4
+# Heads whose gates a block computes.
+(GATE_HEADS,) = constants(_FOLDER / "gemv_gdn_in.cu", "HEADS")
 
 
 def split_of(features: int, depth: int) -> str:

@@ -31,13 +31,13 @@ constexpr int NO_SPLIT = 0x7fffffff;
 #define SPLIT_KV_BOUNDS(D) __launch_bounds__(SplitConfig<D>::THREADS, 2)
 
 // Tiles of keys or values of a warp in shared memory: 96 KB a block, two blocks a multiprocessor. Where a block is
-// limited to 100 KB, 64 KB and one block. Also in launch.py.
+// limited to 100 KB, 64 KB and one block. launch.py has the shared memory of both.
 #if (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100)
 constexpr int MAX_SLOTS = 3;
 #else
 constexpr int MAX_SLOTS = 2;
 #endif
-// The limit of everything else that a block has in shared memory. Also in launch.py.
+// The limit of everything else that a block has in shared memory.
 constexpr int OTHER_BYTES = 12 * 1024;
 
 // Rows of D values of tokens or heads in shared memory, with a swizzle of 16-byte vectors: the same vector of eight

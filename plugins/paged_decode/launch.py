@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div
 from kernel_muster.registry.backends.cuda_kernel import CudaKernel, LaunchPlan
 from kernel_muster.registry.backends.request import BuildRequest, EntryPoint, EntryResources
@@ -24,19 +25,22 @@ Entries = Mapping[str, EntryResources]
 #: Head sizes of the tensor-core kernel, and the largest of the simple one (attention.cuh).
 HEAD_DIMS = (64, 128, 256)
 LARGEST_HEAD_DIM = 1024
-_HEADS_PER_BLOCK = 8
+(_HEADS_PER_BLOCK,) = constants(FOLDER / "paged_cache.cuh", "HEADS_PER_BLOCK")
 _MAX_ROWS, _MAX_VECTORS = 2**31 - 1, 2**32 - 1
 _NO_ARRAY = 0  # a null pointer
-# split_kv.cuh: the fewest tokens of a KV split.
-_MIN_SPLIT_TOKENS = 64
-# The key heads of a row have at most so many splits together, each of them at most 64, in groups of 8 (split_kv.cuh).
-_MAX_ROW_SPLITS, _MAX_SPLITS, _GROUP_SPLITS = 128, 64, 8
+# The fewest tokens of a KV split, the splits of a group, and the most groups.
+_MIN_SPLIT_TOKENS, _GROUP_SPLITS, _MAX_GROUPS = constants(
+    FOLDER / "split_kv.cuh", "MIN_SPLIT_TOKENS", "GROUP_SPLITS", "MAX_GROUPS"
+)
+# The most splits of a key head, and of all key heads of a row together.
+_MAX_SPLITS, _MAX_ROW_SPLITS = _GROUP_SPLITS * _MAX_GROUPS, 128
 # Up to so many blocks have a split each. With more, a block has a group of splits. Partials take 10 KB a split.
 _SPLIT_KV_BLOCKS = 256
 # So many blocks fill a device. With fewer rows, several blocks share one.
 _ENOUGH_BLOCKS = 528
 # attention.cuh: the shared memory of a block for tiles, with three tiles a warp and with two, and for everything else.
-_TILES_BYTES, _FEWER_TILES_BYTES, _OTHER_BYTES = 96 * 1024, 64 * 1024, 12 * 1024
+_TILES_BYTES, _FEWER_TILES_BYTES = 96 * 1024, 64 * 1024
+(_OTHER_BYTES,) = constants(FOLDER / "attention.cuh", "OTHER_BYTES")
 _SMALLEST = (8, 0)
 # split_kv.cuh: bytes of the partials of a split, for one column, and the columns that a warp combines.
 _PARTIAL_BYTES, _COLUMNS = 40, 8

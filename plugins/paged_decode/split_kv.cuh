@@ -17,7 +17,7 @@
 #include "opaque.cuh"
 
 constexpr int GROUP_SPLITS = 8, MAX_GROUPS = 8;
-// The fewest tokens of a split. Also in launch.py.
+// The fewest tokens of a split.
 constexpr int MIN_SPLIT_TOKENS = 64;
 
 // -infinity is the score of a missing token. NO_MAX, the maximum of no scores, is finite, so that a missing token has
@@ -221,7 +221,7 @@ struct Partials {
                          WORDS = STATS + 2 * HEADS_PER_BLOCK;
 
     __device__ __forceinline__ static int words_of(int D) { return D / COLUMNS * WORDS; }  // of a split
-    // Room for as many splits as the combining warps read. Also in launch.py.
+    // Room for as many splits as the combining warps read, as launch.py counts it.
     __device__ __forceinline__ static int room_for(int count) { return (count + 15) / 16 * 16; }
     __device__ __forceinline__ static u32* at(u32* of_row, int D, int split, int part) {
         return of_row + (size_t)split * words_of(D) + part * WORDS;

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.plugins._cuda.launching import VECTOR, ceil_div, cuda_kernel, multiprocessors_of
 from kernel_muster.plugins.paged_decode.launch import Entries, cache_sizes, in_base_two
 from kernel_muster.registry.backends.cubin.limits import KIB, LIMITS
@@ -18,13 +19,13 @@ from kernel_muster.registry.values import frozen
 
 _FOLDER = Path(__file__).parent
 _ARRAYS = ("q", "k_cache", "v_cache", "block_table", "cu_rows", "context_lens", "out")
-# Pairs of a row and a query head in a block, tokens of a tile (prefill_tile.cuh), and shared memory by head size.
-_PAIRS, _TOKENS = 64, 64
+# Pairs of a row and a query head in a block, and tokens of a tile. Shared memory by head size.
+_PAIRS, _TOKENS = constants(_FOLDER / "prefill_tile.cuh", "ROWS", "TOKENS")
 _MMA = {128: 48 * 1024 + 16, 256: 96 * 1024 + 16}
 _HOPPER = {128: 80 * 1024 + 16, 256: 96 * 1024 + 16}
 _MAX_VECTORS = 2**32 - 1
-# The most KV splits of a context (split_kv.cuh), and the fewest tiles of tokens of one.
-_MAX_SPLITS, _MIN_TILES = 32, 2
+# The most KV splits of a context, and the fewest tiles of tokens of one.
+(_MAX_SPLITS,), _MIN_TILES = constants(_FOLDER / "split_kv.cuh", "MAX_SPLITS"), 2
 # A context of so many tiles of tokens is not split: the first number plus the second over the splits, or the third if
 # blocks run in two waves. H200, heads 16/2 of 256, us whole / split: 64 rows after 256 tokens 12.6 / 12.5, 384
 # 16.3 / 13.0, 512 19.5 / 13.4; 256 rows after 256 18.5 / 18.0, 512 24.9 / 20.0; 512 rows after 512 32.3 / 30.4, 1024

@@ -14,7 +14,7 @@
 #include "prefill_tile.cuh"
 #include "shared_memory.cuh"
 
-constexpr int MAX_SPLITS = 32;  // also in launch.py
+constexpr int MAX_SPLITS = 32;
 
 // The KV split of a block: tokens ``from`` to ``end - 1``. Without SPLIT_KV, the whole context.
 template <bool SPLIT_KV>

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, multiprocessors_of, width_of
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
@@ -14,9 +16,10 @@ _FOLDER = Path(__file__).parent
 _SEQUENCES_PER_BLOCK = 4
 # The masses of a row have a sum below 2^62. The mass of the largest logit is 2^62 over the next power of two of V.
 _MASS_BITS = 62
-# radix_select.cuh and candidates.cuh: the largest k of a list, threads, candidates of a block, and the size of
-# RowWorkspace.
-_MAX_LISTED_K, _THREADS, _CANDIDATES = 128, 256, 8 * 4
+# The largest k of a list, threads and candidates of a block, and the size of RowWorkspace (radix_select.cuh).
+(_MAX_LISTED_K,) = constants(_FOLDER / "radix_select.cuh", "MAX_LISTED_K")
+_THREADS, _WARPS = constants(INCLUDE_DIR / "logits.cuh", "THREADS", "WARPS")
+_CANDIDATES = _WARPS * constants(_FOLDER / "candidates.cuh", "CANDIDATES")[0]
 _WORKSPACE_BYTES = 16 + 3 * 256 * 8
 # 32 lanes of the merging block read the candidates of one block each, or of two. Four blocks fit on a multiprocessor.
 _LANES, _MAX_BLOCKS, _BLOCKS_PER_MULTIPROCESSOR = 32, 64, 4

@@ -15,7 +15,7 @@
 
 constexpr int BINS = THREADS,
               COPIES = 8;  // a bin a thread; copies, so that the lanes of a warp seldom add to the same word
-constexpr int LIST_SIZE = BINS * COPIES, MAX_LISTED_K = 128;  // launch.py has MAX_LISTED_K too
+constexpr int LIST_SIZE = BINS * COPIES, MAX_LISTED_K = 128;
 
 // mass(key) = 2^((logit - largest) * rate) * unit.
 struct Softmax {

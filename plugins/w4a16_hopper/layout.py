@@ -8,15 +8,16 @@ in its natural order inside a chunk: activations arrive by bulk copies, which ca
 How the word of (h, p, e) holds a code, and what a scale's byte means: :mod:`kernel_muster.plugins._cuda.nvfp4_layout`.
 """
 
+from pathlib import Path
 from typing import Any
 
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.plugins._cuda.nvfp4_layout import MmaWeight, code_words, e5m3_table, module_of, padded
 from kernel_muster.registry.contract.nvfp4 import GROUP, ROW_MAJOR, Nvfp4Weight, transpose
 from kernel_muster.registry.errors import ContractError
 
 LAYOUT = "nvfp4_wgmma_64x64"
-BLOCK_N = 64
-CHUNK_K = 64
+BLOCK_N, CHUNK_K = constants(Path(__file__).with_name("gemm.cuh"), "BLOCK_ROWS", "CHUNK_K")
 CODE_BYTES = BLOCK_N * CHUNK_K // 2
 CHUNK_BYTES = CODE_BYTES + BLOCK_N * CHUNK_K // GROUP
 # Rows a step of the re-layout takes: bounds the scratch it needs to about 100 MB at K = 5120.

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, width_of
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
@@ -18,14 +19,11 @@ Entries = Mapping[str, EntryResources]
 _WIDTHS = (1, 8)
 
 
-_COMBINE_THREADS = 256  # combine.cu
+_COMBINE_THREADS, MAX_CHOICES = constants(_FOLDER / "combine.cu", "THREADS", "MAX_CHOICES")
 
 
 # So few slots are looked at early, one a thread; then a row's columns are shared out among more multiprocessors.
 _FEW_SLOTS = 64
-
-
-MAX_CHOICES = 1024
 
 
 def _plan_unpermute(bound: Bound, entries: Entries) -> LaunchPlan:

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from kernel_muster.plugins._cuda import INCLUDE_DIR
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, multiprocessors_of
 from kernel_muster.plugins._cuda.nvfp4_layout import TILE_N
 from kernel_muster.plugins.moe.experts.splits import MAX_ON_AN_AXIS, entries_of, split_of, weights_of
@@ -26,10 +27,11 @@ _FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]
 
 
-GROUPED_WARPS = {"gate_up": 8, "down": 4}  # grouped.cuh
+_PROJECTIONS = ("gate_up", "down")
+GROUPED_WARPS = dict(zip(_PROJECTIONS, constants(_FOLDER / "grouped.cuh", "GATE_UP_WARPS", "DOWN_WARPS"), strict=True))
 
 
-_ROUND_THREADS = 256  # atomic.cu
+(_ROUND_THREADS,) = constants(_FOLDER / "atomic.cu", "CLEAR_THREADS")
 
 
 # Up to this number of slots the persistent scheduler of grouped.cuh gives each block an equal range of tiles. With more
@@ -41,7 +43,9 @@ PERSISTENT_SLOTS = 1024
 _REPEATS = {"gate_up": 4, "down": 4}
 
 
-_BLOCKS_PER_MULTIPROCESSOR = {"gate_up": 2, "down": 4}  # grouped.cuh
+_BLOCKS_PER_MULTIPROCESSOR = dict(
+    zip(_PROJECTIONS, constants(_FOLDER / "grouped.cuh", "GATE_UP_BLOCKS", "DOWN_BLOCKS"), strict=True)
+)
 
 
 def _groups(experts: int, slots: int) -> int:

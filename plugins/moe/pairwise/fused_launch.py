@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, multiprocessors_of
 from kernel_muster.plugins._cuda.nvfp4_layout import TILE_N
 from kernel_muster.plugins.moe.experts.splits import SPLITS, Split, split_of, weights_of
@@ -29,7 +30,7 @@ _ORDERS = {
     "k17408": (8, 2),
 }
 _INPUT_ORDERS = ("any", "k2048_few", "k2048", "k5120_few", "k5120")  # that the launch of gate and up together has
-_BLOCKS_PER_MULTIPROCESSOR = 2  # fused_shared.cu
+(_BLOCKS_PER_MULTIPROCESSOR,) = constants(_FOLDER / "fused_shared.cu", "FUSED_BLOCKS")
 # Up to this number of choices: tiles of a choice for each team, so that all blocks fit an H200 at once, and the least
 # blocks of the shared expert. Its weights are loaded before pdl_wait, so that few blocks suffice; more are faster where
 # the other blocks end early. H200, cold L2, us with the router, 8 / 32 blocks of the shared expert:

@@ -21,9 +21,9 @@
 #include "../router/topk.cuh"
 
 constexpr int MAX_TOKENS = 4, MAX_CHOICES = 32;
-// Two blocks a multiprocessor.
-#define GATE_UP_BOUNDS __launch_bounds__(PAIRWISE_THREADS, 2)
-#define DOWN_BOUNDS __launch_bounds__(PAIRWISE_THREADS + 32 * SHARED_WARPS, 2)
+constexpr int FUSED_BLOCKS = 2;  // a multiprocessor
+#define GATE_UP_BOUNDS __launch_bounds__(PAIRWISE_THREADS, FUSED_BLOCKS)
+#define DOWN_BOUNDS __launch_bounds__(PAIRWISE_THREADS + 32 * SHARED_WARPS, FUSED_BLOCKS)
 
 template <class F>
 __device__ __forceinline__ void prefetch_supertile(const u8* p, const WarpPosition<F>& at) {

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel
 from kernel_muster.plugins._cuda.nvfp4_layout import TILE_N
 from kernel_muster.plugins.moe.experts.splits import MAX_ON_AN_AXIS, entries_of, split_of, weights_of
@@ -17,7 +18,7 @@ _FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]
 
 
-PAIRWISE_WARPS = 8  # pairwise.cu
+(PAIRWISE_WARPS,) = constants(_FOLDER / "pairwise.cuh", "PAIRWISE_WARPS")
 
 
 # By choices: so many tiles a block that all blocks fit an H200 at once (n = 2: 14.2 us against 15.9).

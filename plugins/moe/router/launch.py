@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from kernel_muster.plugins._cuda.constants import constants
 from kernel_muster.plugins._cuda.launching import ceil_div, cuda_kernel, width_of
 from kernel_muster.registry.backends.cuda_kernel import LaunchPlan
 from kernel_muster.registry.backends.request import EntryPoint, EntryResources
@@ -24,13 +25,12 @@ _NO_ARRAY = 0  # a null pointer
 _WIDTHS = (1, 8)
 
 
-_SORT_WARPS, MAX_EXPERTS = 8, 32768  # sort.cu: experts a block, and at all
+# Experts of a block of the sort, and of a router.
+_SORT_WARPS, MAX_EXPERTS, _LOCAL_THREADS = constants(_FOLDER / "sort.cu", "WARPS", "MAX_EXPERTS", "LOCAL_THREADS")
 
 
-_LOCAL_THREADS = 256  # sort.cu
-
-
-_ROUTER_TILE = 8  # experts and rows a block of router_logits.cu
+# Experts and rows of a block of the logits.
+_ROUTER_EXPERTS, _ROUTER_ROWS = constants(_FOLDER / "router_logits.cu", "WARPS", "ROWS")
 
 
 _MAX_ROW_TILES = 65535  # what a grid's second axis takes
@@ -64,9 +64,9 @@ def _plan_logits(bound: Bound, entries: Entries) -> LaunchPlan:
     weight = view_of(bound.arguments["w"].values)
     if not weight.is_contiguous:
         raise ContractError(f"w has strides {weight.strides}, expected rows without gaps")
-    grid = (ceil_div(sizes[1], _ROUTER_TILE), ceil_div(sizes[0], _ROUTER_TILE), 1)
+    grid = (ceil_div(sizes[1], _ROUTER_EXPERTS), ceil_div(sizes[0], _ROUTER_ROWS), 1)
     if grid[1] > _MAX_ROW_TILES:
-        raise ContractError(f"M is {sizes[0]}, expected at most {_MAX_ROW_TILES * _ROUTER_TILE}: launch in parts")
+        raise ContractError(f"M is {sizes[0]}, expected at most {_MAX_ROW_TILES * _ROUTER_ROWS}: launch in parts")
     return LaunchPlan(f"router_logits_w{width_of(sizes[2])}", grid, (views["x"], weight, views["out"], *sizes))
 
 

@@ -9,6 +9,7 @@
 
 constexpr int WARPS = 8, THREADS = WARPS * 32, LOADS = 4;  // LOADS in flight for each lane
 constexpr int MAX_EXPERTS = 32768;                         // one bit each in shared memory
+constexpr int LOCAL_THREADS = 256;                         // of local_ids
 
 struct Ids {
     int at[LOADS];
@@ -86,12 +87,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_by_expert(
 }
 
 // Ids relative to expert ``first``, -1 outside the ``experts`` of this slice: routing for expert parallelism.
-extern "C" __global__ void __launch_bounds__(256) local_ids(const int* ids,         // [count]
-                                                            int* __restrict__ out,  // [count]
-                                                            int experts_with_slots, int first, int experts) {
+extern "C" __global__ void __launch_bounds__(LOCAL_THREADS) local_ids(const int* ids,         // [count]
+                                                                      int* __restrict__ out,  // [count]
+                                                                      int experts_with_slots, int first, int experts) {
     pdl_launch_dependents();
     pdl_wait();
-    const int i = blockIdx.x * 256 + threadIdx.x;
+    const int i = blockIdx.x * LOCAL_THREADS + threadIdx.x;
     if (i >= experts_with_slots) return;  // no barrier follows
     const u32 local = (u32)ids[i] - (u32)first;
     out[i] = local < (u32)experts ? (int)local : -1;
