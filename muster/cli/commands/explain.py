@@ -34,11 +34,11 @@ def explain(
 ) -> int:
     """Explain the selection for a key on a target, and the rejection of every other candidate.
 
-    Every candidate is listed: accepted, or rejected by a rule, with the change that would select it. Then come the
-    models with a lookup of the key and the decisions and levers that reach it; the levers that drop the key or choose
-    between it and others, with their current values; and the contract: inputs, outputs and promises of its kernels.
-    --verbose adds the contract's cases and the rest of each spec. For a SITE from a report: all lookups at that line,
-    their kernels, and the levers.
+    Every candidate is listed: accepted, or rejected by a rule, with the change that would select it. Next come the
+    models with a lookup of the key, and the decisions and levers that reach it. Then come the levers that drop the key
+    or choose another, with their current values. The last part is the contract: inputs, outputs and promises of the
+    key's kernels. --verbose adds the contract's cases and the rest of each spec. For a SITE from a report, the output
+    is all lookups at that line, their kernels, and the levers.
 
     Exit code: 0 a kernel serves, or one of each chain; 1 none does.
     """
