@@ -1,6 +1,6 @@
-"""What the contracts of the built-in families share: float64 references, tolerances and cases.
+"""Shared by the contracts of the built-in families: float64 references, tolerances and cases.
 
-References share nothing with the host kernels but the exact decoding of weights.
+References and host kernels have only the exact decoding of weights in common.
 """
 
 from collections.abc import Mapping

@@ -96,6 +96,6 @@ def check_indices(owner: str, name: str, indices: Array, count: int) -> None:
 def host_spec(
     key: str, contract: Contract, function: Callable[..., None], *, shares: tuple[ModuleType, ...] = (), **more: Any
 ) -> KernelSpec:
-    """Return the reference-tier spec of a host kernel; it shares this module, the format, and what the caller names."""
+    """Return the reference-tier spec of a host kernel of this module, the format and the modules in ``shares``."""
     backend = PythonKernel(function, shares=(sys.modules[__name__], nvfp4, *shares))
     return KernelSpec(key=key, contract=contract.name, archs=("cpu",), backend=backend, tier="reference", **more)

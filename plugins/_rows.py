@@ -15,7 +15,7 @@ Dims = Mapping[str, int]
 
 
 def row_after_row(cut: Names) -> ByRows:
-    """Return the way of a form whose rows are sequences; ``cut`` names what has a row each."""
+    """Return the rows of a kernel with one row for each sequence; ``cut`` names the arguments with such rows."""
 
     def by_rows(run: Run, arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
         owners = [(row, row) for row in range(len(arguments["slots"]))]
@@ -25,7 +25,7 @@ def row_after_row(cut: Names) -> ByRows:
 
 
 def single_rows(cut: Names) -> ByRows:
-    """Return the way of a form whose rows are all of one sequence, with the state after each row."""
+    """Return the rows of a kernel for one sequence, with the state after each row."""
 
     def by_rows(run: Run, arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
         return _advance(run, arguments, cut, [(row, 0) for row in range(dims["M"])])
@@ -34,7 +34,7 @@ def single_rows(cut: Names) -> ByRows:
 
 
 def rows_of_sequences(cut: Names) -> ByRows:
-    """Return the way of a form whose rows belong to sequences as ``cu_rows`` says."""
+    """Return the rows of a kernel for several sequences, divided by ``cu_rows``."""
 
     def by_rows(run: Run, arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
         rest = {name: value for name, value in arguments.items() if name != "cu_rows"}

@@ -1,6 +1,6 @@
-"""Several sequences in one launch: which rows are whose, and which slot of a pool is whose.
+"""Several sequences in one launch: the rows and the pool slot of each sequence.
 
-A slot of ``PADDING`` marks a row that only fills a batch up: nothing of the pool is read or written for it.
+A slot of ``PADDING`` marks a row that only fills up a batch: the kernel neither reads nor writes the pool for it.
 """
 
 import numpy as np

@@ -69,7 +69,7 @@ class RowGrid:
 def row_grid(views: Iterable[ArrayView]) -> RowGrid:
     """Return the grid for arguments of one shape ``[M, H]``, with or without gaps between rows.
 
-    Without gaps all rows count as one, so that at most one vector is incomplete, whatever H is.
+    Without gaps all rows count as one, so that at most one vector is incomplete for any H.
     """
     views = tuple(views)
     rows, columns = views[0].shape

@@ -91,7 +91,7 @@ def _lay_out(xp: Any, weight: Nvfp4Weight, data: Any) -> None:
 
 
 def module_of(array: Any) -> Any:
-    """Return NumPy or CuPy, whose array it is."""
+    """Return the module of an array, NumPy or CuPy."""
     if type(array).__module__.partition(".")[0] != "cupy":
         return np
     import cupy

@@ -8,7 +8,7 @@ from kernel_muster.registry.errors import ContractError
 def argmax_bf16(logits: Array, out: Array) -> None:
     """Write to ``out [M]`` int32 the lowest index of each row's largest logit, ``logits [M, V]`` BF16.
 
-    A NaN, or rows without a logit, raises ContractError and writes nothing.
+    A NaN, or rows without a logit, raises ContractError before any write.
     """
     if logits.shape[1] == 0:
         raise ContractError(f"argmax_bf16: logits has shape {logits.shape}, expected at least one logit a row")

@@ -41,7 +41,7 @@ def _exact_windows(history: Array, count: int) -> Array:
 
 
 def _exact_rows(arguments: Arguments, cu_rows: Array) -> dict[str, Any]:
-    """Return every output of rows that belong to sequences as ``cu_rows`` says."""
+    """Return every output for rows that ``cu_rows`` divides into sequences."""
     x, weight, state = arguments["x"], f64(arguments["weight"]), arguments["state"].copy()
     out, states = np.zeros(x.shape), np.zeros((len(x), *state.shape[1:]), state.dtype)
     for slot, start, stop in zip(arguments["slots"], cu_rows[:-1], cu_rows[1:], strict=True):

@@ -8,10 +8,10 @@ from kernel_muster.plugins._sequences import PADDING, check_slots, rows_of
 def causal_conv1d_update(x: Array, weight: Array, state: Array, slots: Array, out: Array) -> None:
     """Advance one row a sequence: ``x, out [S, C]``, ``weight [C, W]``, ``state [R, C, W - 1]``, all BF16.
 
-    ``out = silu(sum_w weight[c, w] window[c, w])`` over the window of the sequence's last W inputs, of which the state
-    in slot ``slots[s]`` (int32) holds all but the newest, oldest first; the state moves on by one. Products are exact
-    in FP32, their sum and the silu are FP32, the result is rounded once. A slot of -1 is padding: its row of ``out`` is
-    zero and no state moves. Other slots outside the pool, or named twice, raise ContractError and write nothing.
+    ``out = silu(sum_w weight[c, w] window[c, w])`` over the sequence's last W inputs. The state in slot ``slots[s]``
+    (int32) holds all but the newest, oldest first, and moves on by one. Products are exact in FP32, their sum and the
+    silu are FP32, the result is rounded once. A slot of -1 is padding: its row of ``out`` is zero and no state moves.
+    Other slots outside the pool, or named twice, raise ContractError before any write.
     """
     check_slots("causal_conv1d::causal_conv1d_update", slots, state.shape[0])
     for row, slot in enumerate(slots.tolist()):
@@ -35,9 +35,9 @@ def causal_conv1d_update_prefill(
 def causal_conv1d_verify_n(
     x: Array, cu_rows: Array, weight: Array, state: Array, slots: Array, out: Array, out_states: Array
 ) -> None:
-    """Do what :func:`causal_conv1d_update_prefill` does and write the state after each row to ``out_states``.
+    """Run :func:`causal_conv1d_update_prefill`, and write the state after each row to ``out_states``.
 
-    To take back what follows row r of a sequence, copy ``out_states[r]`` (``[M, C, W - 1]`` BF16) to its slot.
+    To roll back a sequence to row r, copy ``out_states[r]`` (``[M, C, W - 1]`` BF16) to its slot.
     """
     owner = "causal_conv1d::causal_conv1d_verify_n"
     check_slots(owner, slots, state.shape[0])

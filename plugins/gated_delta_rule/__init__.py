@@ -1,9 +1,9 @@
 """The recurrent mixer of GDN layers: module ``gated_delta_rule``.
 
-The forms of many rows (prefill, chunk of 2 or 3, verify) are the step of one row in a loop, so that a state does not
-depend on how its rows were cut into launches. ``gated_delta_rule_prefill_chunked`` takes 64 rows of a sequence at a
-time, by mma.sync, with bits of its own: on a device those that a sequence has in any launch, whatever the others are,
-and wherever between chunks it was cut (as long as all numbers are finite).
+Kernels of several rows (prefill, chunk of 2 or 3, verify) loop over the step of one row, so that a state does not
+depend on the division of its rows into launches. ``gated_delta_rule_prefill_chunked`` computes 64 rows of a sequence at
+a time with mma.sync, and has other bits. On a device they depend neither on other sequences nor on the division between
+chunks, as long as all numbers are finite.
 """
 
 from collections.abc import Iterable

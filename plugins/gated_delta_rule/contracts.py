@@ -78,7 +78,7 @@ def _exact_step(row: F64, decay: F64, beta: F64, dims: Dims, memory: F64) -> tup
 
 
 def _exact_rows(arguments: Arguments, dims: Dims, cu_rows: Array) -> dict[str, Any]:
-    """Return every output of rows that belong to sequences as ``cu_rows`` says."""
+    """Return every output for rows that ``cu_rows`` divides into sequences."""
     qkv, decay, beta = (f64(arguments[name]) for name in ("qkv", "decay", "beta"))
     state = f64(arguments["state"])
     out = np.zeros((len(qkv), dims["value_heads"] * dims["value_dim"]))
@@ -118,7 +118,7 @@ def _exact_chunk(arguments: Arguments, dims: Dims) -> dict[str, Any]:
 
 
 def _gates(rows: int, dims: Dims, rng: "np.random.Generator") -> Arguments:
-    """Decay and beta between 0 and 1, some of them at an end: nothing forgotten, nothing learned."""
+    """Decay and beta between 0 and 1, some of them exactly 0 or 1."""
     shape = (rows, dims["value_heads"])
     decay, beta = rng.uniform(0.3, 1.0, shape).astype(np.float32), rng.random(shape).astype(np.float32)
     decay.ravel()[3::11], beta.ravel()[5::7] = 1.0, 0.0
@@ -247,7 +247,7 @@ _ROW_ERROR = (6 * sum(_ROW_SPREADS.values()) + _ROW_CUTS) * F32_ROUNDING
 
 
 def _chunked_tolerances(rows: int) -> tuple[Tolerance, Tolerance]:
-    """Return the bounds of outputs and state after some rows, whose errors no later row enlarges."""
+    """Return the bounds of outputs and state after some rows. No later row enlarges these errors."""
     state = rows**0.5 * _ROW_ERROR
     parts = ", ".join(f"{name} {spread:.0f}" for name, spread in _ROW_SPREADS.items())
     why = (

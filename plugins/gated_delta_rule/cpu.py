@@ -102,9 +102,9 @@ def gated_delta_rule_verify_n(
     out: Array,
     out_states: Array,
 ) -> None:
-    """Do what :func:`gated_delta_rule_prefill` does and write the state after each row to ``out_states``.
+    """Run :func:`gated_delta_rule_prefill`, and write the state after each row to ``out_states``.
 
-    To take back what follows row r of a sequence, copy ``out_states[r]`` (``[M, value_heads, key_dim, value_dim]``
+    To roll back a sequence to row r, copy ``out_states[r]`` (``[M, value_heads, key_dim, value_dim]``
     FP32) to its slot: the state then is the one of plain decode, bit for bit.
     """
     owner, heads = "gated_delta_rule_verify_n", (key_heads, key_dim, value_heads, value_dim)
@@ -128,7 +128,7 @@ def gated_delta_rule_chunk(
     out: Array,
     out_states: Array,
 ) -> None:
-    """Do what :func:`gated_delta_rule_verify_n` does for the few rows of one sequence; ``slots [1]``."""
+    """Run :func:`gated_delta_rule_verify_n` for the few rows of one sequence; ``slots [1]``."""
     all_rows = np.array([0, qkv.shape[0]], np.int32)
     heads = (key_heads, key_dim, value_heads, value_dim)
     gated_delta_rule_verify_n(qkv, all_rows, decay, beta, *heads, state, slots, out, out_states)

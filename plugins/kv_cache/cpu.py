@@ -8,7 +8,7 @@ def kv_cache_append(k: Array, v: Array, slots: Array, k_cache: Array, v_cache: A
     """Copy rows ``k, v [M, Hk, D]`` BF16 to their slots of ``k_cache, v_cache [P, B, Hk, D]`` BF16.
 
     P pages hold B tokens each; slot ``page * B + offset`` of ``slots [M]`` int32 is a token's place, -1 a row that is
-    not kept. A slot outside the cache, or one that two rows name, raises ContractError and writes nothing.
+    not kept. A slot outside the cache, or one that two rows name, raises ContractError before any write.
     """
     pages, page_size = k_cache.shape[:2]
     check_slots("kv_cache::kv_cache_append", slots, pages * page_size)

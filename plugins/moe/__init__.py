@@ -145,7 +145,7 @@ def _experts_on_a_device() -> Iterable[KernelSpec]:
     for contract, backend in kernels:
         key = f"moe_w4a16::{contract.name}"
         yield _expert_spec(key=key, contract=contract.name, backend=backend)
-        # The same kernel: what it multiplies at a time is 64 k.
+        # The same kernel: its k step is 64 already.
         yield _expert_spec(key=f"{key}_k64", contract=contract.name, backend=backend, bit_identical_to=(key,))
     atomic = grouped.GROUPED_DOWN_ATOMIC.name
     yield _expert_spec(

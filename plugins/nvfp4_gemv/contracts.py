@@ -1,4 +1,4 @@
-"""Contracts of the GEMV forms; each row tier is a contract of its own, because its limit on M is."""
+"""Contracts of the NVFP4 GEMV. Each row tier has a contract, because its limit of M differs."""
 
 import numpy as np
 from kernel_muster.plugins._contracts import (
@@ -51,7 +51,7 @@ def _gemv(rows: int) -> Contract:
     if rows == WIDE_ROWS:
         most = Case("most_rows", {"M": rows, "N": 33, "K": 80})
         return projection(name, summary, weight, (*projection_cases((1, 17, 32, 70)), *deep_cases(35), most), rows)
-    # One, eight and sixteen rows stand for all tiers: these are what code is compiled for.
+    # One, eight and sixteen rows cover all tiers: code is compiled for eight and for sixteen.
     deep = deep_cases(9 if rows == 16 else rows) if rows in (1, 8, 16) else ()
     return projection(name, summary, weight, (*projection_cases(_rows(rows)), *deep), rows)
 
@@ -154,7 +154,7 @@ def _qgkv(rows: int) -> Contract:
 
 
 def scaled_x(dims: Dims, rng: "np.random.Generator") -> Arguments:
-    """Return x ``[M, K]`` whose dot products with unit Gaussian rows are unit Gaussians."""
+    """Return x ``[M, K]``, scaled so that its dot products with unit Gaussian rows are unit Gaussians."""
     x = rng.standard_normal((dims["M"], dims["K"])) / np.sqrt(dims["K"])
     return {"x": x.astype(numpy_dtype("bf16"))}
 

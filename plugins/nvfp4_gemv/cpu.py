@@ -1,4 +1,4 @@
-"""Host kernels of the GEMV family. All are :func:`project` with the result split as the form says."""
+"""Host kernels of the NVFP4 GEMV. All are :func:`project`, with the result divided among the outputs."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def w4a16_gemv(x: Array, w: Any, out: Array) -> None:
 
 
 def w4a16_gemv_qg(x: Array, w: Any, head_dim: int, out_q: Array, out_gate: Array) -> None:
-    """Write query and gate ``[M, Q]`` BF16 of ``w (2Q, K)`` NVFP4, whose rows alternate by head: q, gate, q, ..."""
+    """Write query and gate ``[M, Q]`` BF16 of ``w (2Q, K)`` NVFP4. Its rows alternate by head: q, gate, q, ..."""
     split_qg(project(x, w), head_dim, out_q, out_gate)
 
 
@@ -37,7 +37,7 @@ def w4a16_gemv_qgkv(
     out_a: Array,
     out_b: Array,
 ) -> None:
-    """Do what :func:`w4a16_gemv_qg` and :func:`w4a16_gemv_dual` do."""
+    """Run :func:`w4a16_gemv_qg` and :func:`w4a16_gemv_dual`."""
     w4a16_gemv_qg(x, w, head_dim, out_q, out_gate)
     w4a16_gemv_dual(x, w_a, w_b, out_a, out_b)
 
@@ -59,7 +59,7 @@ def w4a16_gemv_qkvz(
     out_qkv: Array,
     out_z: Array,
 ) -> None:
-    """Write ``out_qkv [M, 2 keys + values]`` and ``out_z [M, values]`` BF16; ``w`` is as :func:`qkvz_rows` says."""
+    """Write ``out_qkv [M, 2 keys + values]`` and ``out_z [M, values]`` BF16; layout of ``w``: :func:`qkvz_rows`."""
     split_qkvz(project(x, w), key_heads, key_dim, value_heads, value_dim, out_qkv, out_z)
 
 
@@ -81,11 +81,11 @@ def w4a16_gemv_gdn_in(
     out_decay: Array,
     out_beta: Array,
 ) -> None:
-    """Do what :func:`w4a16_gemv_qkvz`, the convolution of q, k and v, and the gates of ``x w_ba^T`` do one by one.
+    """Run :func:`w4a16_gemv_qkvz`, the convolution of q, k and v, and the gates of ``x w_ba^T``.
 
     ``x [M, K]``, ``w_ba [2 Hv, K]`` (beta of all value heads, then alpha), ``conv_weight [C, 4]``, ``state [R, C, 3]``
     and the first two outputs are BF16; ``a_log, dt_bias [Hv]`` and the gates ``[M, Hv]`` FP32; ``slots [M]`` int32.
-    What is projected is rounded to BF16 before it goes on. A slot of -1 is padding: q, k and v are zeros, and no state
+    Projections are rounded to BF16 first. A slot of -1 is padding: q, k and v are zeros, and no state
     moves.
     """
     qkv = np.empty_like(out_qkv)

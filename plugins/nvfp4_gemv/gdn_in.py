@@ -1,4 +1,4 @@
-"""The contract of all that a gated delta net makes of rows of its input, one a sequence."""
+"""The contract of the fused inputs of a gated delta net, one row for each sequence."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ TAPS = 4
 _HEADS = ("key_heads", "key_dim", "value_heads", "value_dim")
 _VALUES = "value_heads*value_dim"
 _CHANNELS = f"2*key_heads*key_dim + {_VALUES}"
-# x is scaled so that what it is projected on is a unit Gaussian, as are taps and states.
+# x is scaled so that its projections are unit Gaussians, as are taps and states.
 _LARGEST = 6.0
 
 
@@ -72,7 +72,7 @@ def _projected(depth: int) -> Tolerance:
     )
 
 
-# Errors of what is projected, below 6 and rounded to BF16, at the deepest K of all cases.
+# Errors of projections, below 6 and rounded to BF16, at the deepest K of all cases.
 _ERROR = _LARGEST * BF16_ROUNDING + scaled_dot_error(max(DEPTHS))
 _CONVOLVED = Tolerance(
     relative=BF16_ROUNDING + 16 * F32_ROUNDING,

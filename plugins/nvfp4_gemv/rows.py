@@ -1,4 +1,4 @@
-"""In which order the rows of fused projections stand, and their outputs taken apart."""
+"""The row order of fused projections, and the division of their outputs."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Array = NDArray[Any]
 def qkvz_rows(
     key_heads: int, key_dim: int, value_heads: int, value_dim: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return which rows of the fused weight make ``[q of all heads | k of all heads | v of all heads]``, and which z.
+    """Return the rows of the fused weight in the order ``[q of all heads | k of all | v of all]``, and those of z.
 
     The weight is grouped by key head, each group ``[q (key_dim) | k (key_dim) | v | z]``, where v and z hold
     ``value_heads / key_heads`` heads of ``value_dim`` each. Source: ``in_proj_qkvz`` of Qwen3-Next.
@@ -33,7 +33,7 @@ def split_qg(qg: Array, head_dim: int, out_q: Array, out_gate: Array) -> None:
 def split_qkvz(
     qkvz: Array, key_heads: int, key_dim: int, value_heads: int, value_dim: int, out_qkv: Array, out_z: Array
 ) -> None:
-    """Copy ``qkvz [M, 2 keys + 2 values]``, grouped as :func:`qkvz_rows` says, to ``out_qkv`` and ``out_z``.
+    """Copy ``qkvz [M, 2 keys + 2 values]``, grouped as in :func:`qkvz_rows`, to ``out_qkv`` and ``out_z``.
 
     ``out_qkv [M, 2 keys + values]`` and ``out_z [M, values]``, where keys is ``key_heads * key_dim`` and values is
     ``value_heads * value_dim``.

@@ -1,4 +1,4 @@
-"""The contract of paged attention with one row a sequence, and what prefill shares with it."""
+"""The contract of paged attention with one row for each sequence, and parts that prefill uses too."""
 
 from typing import Any
 
@@ -170,7 +170,7 @@ DECODE_GATED = Contract(
     inputs=_context,
 )
 
-# What a token that is not in a context would show if it were read; NaN has no place in what is an output too.
+# The values of tokens outside a context, which would show in a result. NaN cannot be used for an inout array.
 _LOUD = 3e4
 # A value at the edge between two BF16 may fall on either side after FP32 operations: about one in 500, so that few of a
 # head's do, each moving a score by 2^-8 of a product of two values around 1. Six standard deviations of four of them.
@@ -178,7 +178,7 @@ _FLIPS = 4
 
 
 def _fresh_tolerance(longest: int) -> Tolerance:
-    """Bound gated attention whose queries and newest key are normalised, turned, and rounded twice on the way."""
+    """Bound gated attention with normalised and rotated queries and newest key, which are rounded twice on the way."""
     gated = _gated_tolerance(longest)
     return Tolerance(
         relative=gated.relative,
@@ -221,7 +221,7 @@ def _exact_fresh(arguments: Arguments, dims: Dims) -> dict[str, Any]:
 
 
 def _fresh_context(dims: Dims, rng: "np.random.Generator") -> Arguments:
-    """Contexts whose last token is new; every third has none, of every fourth it is in the cache already."""
+    """Return contexts with a new last token; every third is empty, of every fourth the cache has the token."""
     made = _context(dims, rng)
     lengths, table = made["context_lens"], made["block_table"]
     last = np.maximum(lengths - 1, 0)

@@ -17,10 +17,10 @@ def paged_decode_attn(
     """Write ``out = softmax(scale q k^T) v`` for one row a sequence, ``q, out [S, Hq, D]`` BF16.
 
     ``k_cache, v_cache [P, B, Hk, D]`` BF16 hold pages of B tokens; token t of sequence s stands in page
-    ``block_table[s, t // B]`` (``[S, L]`` int32) and there at ``t % B``, ``context_lens [S]`` int32 counts them. What
-    lies beyond is not read. Query head h reads key head ``h // (Hq / Hk)``. Products are exact in FP32, sums over D and
-    over the context are ordered by their length only, the exponential is rounded to FP32 and the result once to BF16.
-    A context of 0 gives zeros; one longer than its L pages, or a page outside the cache, raises ContractError.
+    ``block_table[s, t // B]`` (``[S, L]`` int32) and there at ``t % B``, ``context_lens [S]`` int32 counts them. Later
+    tokens are not read. Query head h reads key head ``h // (Hq / Hk)``. Products are exact in FP32, sums over D and
+    over the context are ordered by their length only, the exponential is rounded to FP32 and the result once to BF16. A
+    context of 0 gives zeros; one longer than its L pages, or a page outside the cache, raises ContractError.
     """
     pages = check_context("paged_decode::paged_decode_attn", k_cache, block_table, context_lens)
     for row, (table, length) in enumerate(zip(pages, context_lens.tolist(), strict=True)):

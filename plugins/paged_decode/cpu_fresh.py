@@ -22,11 +22,11 @@ def paged_decode_attn_fresh(
     out: Array,
     **turning: Any,
 ) -> None:
-    """Write what ``qk_norm_rope_append`` and ``paged_decode_attn_gated`` after it give; q is left as it is.
+    """Run ``qk_norm_rope_append`` and then ``paged_decode_attn_gated``, without a change of q.
 
-    ``turning``: what the former takes besides, as the contract names it. A row's slot is the place of the last token of
-    its context, or -1 where that one is in the cache already: another place raises ContractError, as does what the two
-    refuse, and nothing is written.
+    ``turning`` are the other arguments of the former, by their names in the contract. A row's slot is that of the last
+    token of its context, or -1 if that token is already in the cache. Another slot, and arguments that either kernel
+    refuses, raise ContractError before any write.
     """
     owner = "paged_decode::paged_decode_attn_fresh"
     pages = check_context(owner, k_cache, block_table, context_lens)

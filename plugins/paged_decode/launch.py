@@ -63,7 +63,7 @@ class AttentionKernel(CudaKernel):
     """A kernel with half of an architecture's shared memory for each block."""
 
     def request(self, arch: Arch) -> BuildRequest:
-        """Return what must be built for an architecture."""
+        """Return the build request of an architecture."""
         asked = super().request(arch)
         shared = _shared_bytes(arch.capability)
         entries = (

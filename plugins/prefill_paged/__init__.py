@@ -1,11 +1,12 @@
-"""Causal attention of many new tokens a sequence over a paged cache: module ``prefill_paged``.
+"""Causal attention of many new tokens of each sequence over a paged cache: module ``prefill_paged``.
 
-``prefill_paged_attn`` gives a row the bits of decode, by the same kernels. ``prefill_paged_attn_mma`` takes tiles of
-rows, by mma.sync or by wgmma, and rounds weights to BF16: a row has bits of its own, whatever the other rows and
-sequences are (as long as all numbers are finite). Few rows behind many tokens are shared out: contexts are cut in as
-many parts as a launch has room for, by the sizes of its arguments and the device alone. A row that sees one part, as
-all do where launches have enough rows, has the bits that it has in any launch, wherever its prompt was cut. One that
-sees several has those of any launch that cuts its sequence's context alike: one as long, in as many.
+``prefill_paged_attn`` gives a row the bits of decode, by the same kernels. ``prefill_paged_attn_mma`` computes tiles of
+rows with mma.sync or wgmma, and rounds weights to BF16. The bits of a row do not depend on other rows and sequences, as
+long as all numbers are finite.
+
+Few rows after many tokens use split-KV. The number of splits depends on the sizes of the arguments and on the device
+only. A row with one split has the same bits in any launch; with enough rows all have one. A row with several splits has
+the same bits in any launch that splits the same context length in the same way.
 """
 
 from collections.abc import Iterable

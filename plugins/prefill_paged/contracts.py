@@ -57,7 +57,7 @@ def _as_decode(run: Run, arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
 
 
 _MODEL_SCALE = {"scale": 256**-0.5}
-_LONGEST_SHORT = 96  # what a case without a tolerance of its own has at most
+_LONGEST_SHORT = 96  # the most of a case without its own tolerance
 
 _SIGNATURE = Signature(
     (
@@ -108,7 +108,7 @@ _PART_ROUNDINGS = 32 + 4
 
 
 def mma_tolerance(longest: int) -> Tolerance:
-    """Bound attention over at most ``longest`` tokens whose weights are rounded to BF16."""
+    """Bound attention over at most ``longest`` tokens, with weights rounded to BF16."""
     in_float = attention_tolerance(longest)
     return Tolerance(
         in_float.relative,

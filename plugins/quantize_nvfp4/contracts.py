@@ -1,7 +1,7 @@
 """Contracts of quantisation and transposition; all are exact to the bit.
 
-A NaN or an infinity in the values raises on the host. A device cannot raise: there the global scale and all block
-scales are NaN, which nothing that reads a weight accepts, and the codes are zeros that keep their signs.
+A NaN or an infinity in the values raises on the host. A device cannot raise. There the global scale and all block
+scales are NaN, which every reader of weights refuses, and the codes are signed zeros.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ def _rounded(values: F64) -> F64:
 
 
 def _divided(numerators: F64, denominators: F64) -> F64:
-    """Divide as FP32 does; nothing by nothing is nothing."""
+    """Divide in FP32; 0 / 0 is 0."""
     is_zero = denominators == 0
     return _rounded(np.where(is_zero, 0.0, numerators / np.where(is_zero, 1.0, denominators)))
 

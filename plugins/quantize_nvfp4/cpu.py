@@ -7,7 +7,7 @@ from kernel_muster.registry.contract import nvfp4
 def quantize_bf16_to_nvfp4(values: Array, out_packed: Array, out_block_scale: Array, out_global_scale: Array) -> None:
     """Quantise ``values [N, K]`` BF16 into packed ``[N, K/2]``, block scales ``[N, K/16]`` and one FP32 scale.
 
-    Numerics: :func:`nvfp4.quantize`, all in FP32. A NaN or infinity raises ContractError and writes nothing.
+    Numerics: :func:`nvfp4.quantize`, all in FP32. A NaN or infinity raises ContractError before any write.
     """
     weight = nvfp4.quantize(values)
     out_packed[...] = weight.packed

@@ -1,7 +1,7 @@
 """Numba kernels that quantise BF16 to NVFP4 and transpose it; also run on Numba's simulator, where arrays are flat.
 
 ``values`` are BF16 ``[N, K]``, two to a ``uint32`` with the even k in the low half; ``packed`` is ``[N, K/2]``, the
-codes of eight values to a ``uint32``; block scales are ``[N, K/16]`` E4M3 bytes. Who launches: ``launch.py``.
+codes of eight values to a ``uint32``; block scales are ``[N, K/16]`` E4M3 bytes. Launched by ``launch.py``.
 
 Numerics are those of ``registry.nvfp4.quantize``, operation by operation in FP32: divisions are ``div.rn``, nothing is
 flushed to zero, and no product here is added to anything, so that none can be fused. A kernel cannot refuse: where a
@@ -104,7 +104,7 @@ def _block_scale(values, first, amax_bits):
 
 @cuda.jit(device=True)
 def _step(scale, amax_bits):
-    """Return what the values of a group are divided by; 0 where nothing is finite."""
+    """Return the divisor of a group's values; 0 if none of them is finite."""
     if scale == _E4M3_NAN:
         return _ZERO
     return _e4m3_value(scale) * _global_scale(amax_bits)

@@ -187,7 +187,7 @@ YARN = Contract(
     inputs=_positions,
 )
 
-# One head has a warp in a kernel; this is what its lanes hold.
+# A warp computes one head; these are the most values of its lanes.
 _WIDEST_HEAD = 1024
 _CACHES = tuple(TensorParam(f"{name}_cache", "bf16", ("P", "B", "Hk", "D"), "inout") for name in ("k", "v"))
 # Normalised values times 1 + weight, the weight at most a half: below 9. The norm is rounded to BF16 where its own sum

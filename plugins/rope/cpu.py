@@ -16,7 +16,7 @@ def rope_forward(q: Array, k: Array, positions: Array, rotary_dim: int, theta: n
     Element i of the first half of ``rotary_dim`` turns with element i of the second half, by
     ``position * theta^(-2i / rotary_dim)``; the other ``D - rotary_dim`` elements stay. The angle is float64, its
     cosine and sine are rounded once to FP32, the result once to BF16. Source: Su et al., RoFormer (2021), in the
-    half-split order of GPT-NeoX. A negative position raises ContractError and changes nothing.
+    half-split order of GPT-NeoX. A negative position raises ContractError before any write.
     """
     _check("rope::rope_forward", positions)
     frequencies = _frequencies(rotary_dim, theta)
@@ -84,7 +84,7 @@ def qk_norm_rope_append(
     """Norm and rotate ``q [M, Hq, D]`` BF16 in place; norm and rotate ``k``, and put it with ``v [M, Hk, D]`` in place.
 
     The bits are those of ``rms_norm`` over each head, rounded to BF16, of :func:`rope_forward` and of
-    ``kv_cache_append``. What they refuse raises ContractError and changes nothing.
+    ``kv_cache_append``. What they refuse raises ContractError before any write.
     """
     owner = "rope::qk_norm_rope_append"
     _check(owner, positions)
@@ -106,7 +106,7 @@ def yarn_ramp(rotary_dim: int, theta: np.float32, original_context: int) -> tupl
 
 
 def yarn_scale(factor: np.float32) -> float:
-    """Return what cosine and sine are multiplied by."""
+    """Return the factor of cosine and sine."""
     return float(1.0 + 0.1 * np.log(np.float64(factor)))
 
 
@@ -129,7 +129,7 @@ def _frequencies(rotary_dim: int, theta: np.float32) -> Array:
 
 
 def _rotate(parts: tuple[Array, ...], angles: Array, scale: float = 1.0) -> None:
-    """Turn every head ``[H, D]`` of one row by its angles ``[rotary_dim / 2]``, and scale what turns."""
+    """Rotate every head ``[H, D]`` of one row by its angles ``[rotary_dim / 2]``, and scale the rotated values."""
     cosine, sine = (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
     half = angles.size
     for heads in parts:

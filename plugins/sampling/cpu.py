@@ -16,7 +16,7 @@ def sample_top_k_top_p(
     ``logit / temperature`` over them, the shortest run of them whose sum reaches ``top_p`` stays, and the first whose
     cumulative sum exceeds ``uniform`` times their total is the token. A temperature of 0 takes the largest logit.
     Softmax and sums are float64, sums in falling order of logits, so that one ``uniform`` always gives one token.
-    Parameters out of range, NaN, or a row without a finite largest logit raise ContractError; nothing is written.
+    Parameters out of range, NaN, or a row without a finite largest logit raise ContractError before any write.
     """
     owner = "sampling::sample_top_k_top_p"
     for name, values, is_right, expected in (
@@ -37,7 +37,7 @@ def sample_top_k_top_p(
 def topk_bf16(logits: Array, k: int, out_values: Array, out_ids: Array) -> None:
     """Write the ``k`` largest of each row of ``logits [M, V]`` BF16, largest first, of equal ones the lowest index.
 
-    ``out_values [M, k]`` FP32 are exact, ``out_ids [M, k]`` int32. A NaN raises ContractError; nothing is written.
+    ``out_values [M, k]`` FP32 are exact, ``out_ids [M, k]`` int32. A NaN raises ContractError before any write.
     """
     rows = f32(logits)
     _check_logits("sampling::topk_bf16", rows, needs_finite=False)

@@ -1,4 +1,4 @@
-"""What happens between the projections and the mixers: module ``ssm_preprocess``."""
+"""Preprocessing between projections and mixers: module ``ssm_preprocess``."""
 
 from collections.abc import Iterable
 from functools import partial

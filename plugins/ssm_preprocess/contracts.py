@@ -1,4 +1,4 @@
-"""Contracts of what happens between the projections and the mixers."""
+"""Contracts of the preprocessing between projections and mixers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Launching what happens between the projections and the mixers."""
+"""Launching the preprocessing between projections and mixers."""
 
 from collections.abc import Mapping
 from functools import partial

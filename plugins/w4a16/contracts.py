@@ -1,4 +1,4 @@
-"""The contract of every w4a16 tile GEMM, and that of the w4a4 ones, which nobody ships: their keys are open."""
+"""The contract of every w4a16 tile GEMM, and that of the w4a4 ones, whose keys are open to other plugins."""
 
 from dataclasses import replace
 

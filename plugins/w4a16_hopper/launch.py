@@ -1,4 +1,4 @@
-"""Launching the Hopper GEMM: the arguments of a launch, and what it needs besides them."""
+"""Launching the Hopper GEMM: arguments, scratch and counters of a launch."""
 
 from collections.abc import Mapping
 from pathlib import Path

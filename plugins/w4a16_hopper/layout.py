@@ -3,9 +3,9 @@
 Chunks of 64 rows x 64 k, 2304 bytes each, along K inside a block of 64 rows, block by block along N; N is padded to 64
 and K to 128, with zeros. A chunk is ``[4 w][8 g][4 t][4 j]`` words of codes, then ``[4 w][8 g][2 h][4 j]`` bytes of
 scales, where n = 64 block + 16 w + 8 h + g and k = 64 chunk + 16 j + 8 p + 2 t + e. Unlike the GEMV's layout, k stands
-in its natural order inside a chunk: activations arrive by bulk copies, which cannot permute.
+in its natural order inside a chunk: activations arrive by TMA, which cannot permute.
 
-How the word of (h, p, e) holds a code, and what a scale's byte means: :mod:`kernel_muster.plugins._cuda.nvfp4_layout`.
+The word of (h, p, e) and the byte of a scale: :mod:`kernel_muster.plugins._cuda.nvfp4_layout`.
 """
 
 from pathlib import Path

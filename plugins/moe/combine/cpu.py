@@ -14,8 +14,8 @@ from kernel_muster.plugins.moe.experts.cpu import check_slots, weighted_sum
 def unpermute_reduce(y: Array, slots: Array, weights: Array, out: Array) -> None:
     """Write ``out [M, H]`` BF16, the sum over t, in order of t, of ``weights [M, T]`` FP32 times ``y [S, H]`` BF16.
 
-    Row ``i`` of ``y`` belongs to slot ``slots[i]``; -1 stands for none, and a slot that is not there counts nothing. A
-    slot that is there twice raises ContractError.
+    Row ``i`` of ``y`` belongs to slot ``slots[i]``, or to no slot if that is -1. Missing slots count as zero. A slot
+    that is listed twice raises ContractError.
     """
     check_slots("moe_unpermute_reduce_indexed", slots)
     position = np.full(slots.size, -1)
@@ -37,7 +37,7 @@ def moe_shared_gate_add(x: Array, gate_weight: Array, shared: Array, out: Array)
 def unpermute_shared_add(
     y: Array, slots: Array, weights: Array, x: Array, gate_weight: Array, shared: Array, out: Array
 ) -> None:
-    """Write ``out [M, H]`` BF16: what ``unpermute_reduce`` writes, with what ``moe_shared_gate_add`` adds to it."""
+    """Write ``out [M, H]`` BF16: ``unpermute_reduce``, then ``moe_shared_gate_add``."""
     unpermute_reduce(y, slots, weights, out)
     moe_shared_gate_add(x, gate_weight, shared, out)
 

@@ -15,9 +15,9 @@ from kernel_muster.registry.contract.dtypes import numpy_dtype
 
 
 def cases_of(rows: tuple[int, ...], bound: Callable[[int], Tolerance], depth: str) -> tuple[Case, ...]:
-    """Return cases for some rows; ``depth`` names the dimension that is summed over, which the bound depends on.
+    """Return cases for some rows. ``depth`` names the dimension of the sums, on which the bound depends.
 
-    Deep cases have few features: what they are for is every split of K, not many tiles.
+    Deep cases have few features: they cover every split of K, not many tiles.
     """
     most = max(rows)
     sizes = (
@@ -67,12 +67,12 @@ def slot_cases(bound: Callable[[int], Tolerance]) -> tuple[Case, ...]:
 
 
 def scaled(rng: "np.random.Generator", *shape: int) -> Any:
-    """BF16 Gaussians whose dot product with a unit Gaussian row is a unit Gaussian."""
+    """Return BF16 Gaussians scaled so that their dot products with unit Gaussian rows are unit Gaussians."""
     return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(numpy_dtype("bf16"))
 
 
 def random_routing(dims: Dims, rng: "np.random.Generator") -> Arguments:
-    """Ids, the order they give, and weights that sum to 1: who needs which picks it."""
+    """Return ids, their order by expert, and weights that sum to 1."""
     ids = random_ids(dims, rng)
     slots, offsets = exact_sort(ids, dims["E"])
     weights = rng.random(ids.shape) + 0.1

@@ -14,14 +14,14 @@ from kernel_muster.registry.contract.contracts import Arguments
 
 
 def expert_of_rows(offsets: Any, slots: int) -> Any:
-    """Return the expert of each row in sorted order, -1 at the end for those of none."""
+    """Return the expert of each row in sorted order; rows without an expert are at the end, with -1."""
     expert = np.full(slots, -1)
     expert[: offsets[-1]] = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     return expert
 
 
 def exact_rows(x: F64, weight: Any, expert: Any) -> F64:
-    """Return each row of ``x [S, K]`` times its expert of a weight ``(E, N, K)``; zeros where there is none (-1)."""
+    """Return each row of ``x [S, K]`` times its expert of a weight ``(E, N, K)``; zeros for expert -1."""
     out = np.zeros((len(x), weight.shape[-2]))
     for e in np.unique(expert[expert >= 0]):
         rows = expert == e

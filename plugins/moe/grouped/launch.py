@@ -116,7 +116,7 @@ class GroupedKernel(CudaKernel):
     """Grouped experts; the shared memory of their large-M kernels depends on the architecture."""
 
     def request(self, arch: Arch) -> BuildRequest:
-        """Return what must be built for an architecture."""
+        """Return the build request of an architecture."""
         asked = super().request(arch)
         large_m = {f"grouped_many_{projection}_k{depth}": projection for projection, depth in _LARGE_M_DEPTHS.items()}
         entries = (

@@ -30,7 +30,7 @@ def pairwise_down(h: Array, ids: Array, weights: Array, w_down: Any, out: Array)
     """Write ``out [M, H]`` BF16, the weighted sum of the chosen experts' down projections.
 
     ``h [M, T, I]`` BF16, ``ids [M, T]`` int32, ``weights [M, T]`` FP32, ``w_down (E, H, I)`` NVFP4. A choice of id -1
-    counts nothing.
+    counts as zero.
     """
     check_ids("moe_fused down", ids, w_down.shape[0])
     for token in range(out.shape[0]):

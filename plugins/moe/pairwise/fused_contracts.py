@@ -13,7 +13,7 @@ from kernel_muster.registry.contract.contracts import Arguments, Case, Contract,
 from kernel_muster.registry.contract.nvfp4 import GROUP
 from kernel_muster.registry.contract.signature import Signature, TensorParam, WeightParam
 
-#: What the kernels are for: tokens, experts, and choices of each token.
+#: The limits of the kernels: tokens, experts, and choices of each token.
 MOST_TOKENS, MOST_EXPERTS, MOST_CHOICES = 4, 256, 32
 
 

@@ -33,7 +33,7 @@ def fused_down(
     """Write ``out [M, H]`` BF16: the weighted sum of the choices' down projections, plus the gated shared expert's.
 
     ``h [M, T, I]`` and ``h_shared [M, J]`` BF16, ``ids`` i32 and ``weights`` f32 ``[M, T]``, ``gate [M]`` f32; weights
-    ``(E, H, I)`` and ``(H, J)`` NVFP4. A choice of id -1 counts nothing.
+    ``(E, H, I)`` and ``(H, J)`` NVFP4. A choice of id -1 counts as zero.
     """
     pairwise_down(h, ids, weights, w_down, out)
     shared = np.empty_like(out)

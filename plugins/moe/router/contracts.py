@@ -48,7 +48,7 @@ _NO_BIAS = Case("no_bias", {"M": 5, "E": 256, "top_k": 8, "no_bias": 1})
 
 
 def logits_of_case(dims: Dims, rng: "np.random.Generator") -> Arguments:
-    """Logits are BF16 but where a case says so, and a bias is there."""
+    """Return the logits or the bias that a case asks for; others are BF16 logits with a bias."""
     made: Arguments = {}
     if "is_f32" in dims:
         made["logits"] = rng.standard_normal((dims["M"], dims["E"])).astype(np.float32)

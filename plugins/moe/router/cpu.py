@@ -17,7 +17,7 @@ def moe_topk_softmax(logits: Array, top_k: int, out_ids: Array, out_weights: Arr
 
     The softmax is monotonous, so the choice is made on the logits, where rounding makes no ties. Weights ``[M, T]``
     FP32 are the softmax over all E in FP32, renormalised to sum 1; ids ``[M, T]`` int32 in falling order. A row with
-    NaN or +infinity, or with nothing finite, raises ContractError.
+    NaN or +infinity, or without a finite value, raises ContractError.
     """
     rows = f32(logits)
     _check_scores("moe_topk_softmax", rows)
@@ -32,7 +32,7 @@ def moe_topk_sigmoid(logits: Array, bias: Array | None, top_k: int, out_ids: Arr
     """Choose by sigmoid score, as :func:`moe_topk_softmax` does by softmax.
 
     ``bias [E]`` FP32 is added to the score for the choice only. Without one the choice is made on the logits, because
-    the sigmoid of large logits rounds to one. A row whose chosen scores are all zero raises ContractError.
+    the sigmoid of large logits rounds to one. If all chosen scores of a row are zero, ContractError follows.
     """
     rows = f32(logits)
     _check_scores("moe_topk_sigmoid", rows)
@@ -73,7 +73,7 @@ def moe_local_ids(ids: Array, first: int, experts: int, out: Array) -> None:
 
 
 def check_ids(owner: str, ids: Array, experts: int) -> None:
-    """Refuse an id that is neither an expert nor -1, which stands for none (ContractError)."""
+    """Raise ContractError for an id that is neither an expert nor -1 (no expert)."""
     check_indices(owner, "ids", np.where(ids == -1, 0, ids), experts)
 
 

@@ -33,7 +33,7 @@ _SORT_WARPS, MAX_EXPERTS, _LOCAL_THREADS = constants(_FOLDER / "sort.cu", "WARPS
 _ROUTER_EXPERTS, _ROUTER_ROWS = constants(_FOLDER / "router_logits.cu", "WARPS", "ROWS")
 
 
-_MAX_ROW_TILES = 65535  # what a grid's second axis takes
+_MAX_ROW_TILES = 65535  # the limit of a grid's second axis
 
 
 def _plan_topk(kind: str, bound: Bound, entries: Entries) -> LaunchPlan:
