@@ -18,7 +18,7 @@ _PLAIN = frozenset(
 
 
 def host_array(tensor: torch.Tensor) -> Any:
-    """Return a NumPy view of a tensor in host memory; any other tensor as it is, for a contract to refuse."""
+    """Return a NumPy view of a tensor in host memory. Any other tensor stays unchanged, for a contract to refuse."""
     if tensor.device.type != "cpu":
         return tensor
     tensor = tensor.detach()
@@ -29,7 +29,7 @@ def host_array(tensor: torch.Tensor) -> Any:
 
 
 def tensor_of(array: Any) -> torch.Tensor:
-    """Return a tensor that shares the memory of an array: NumPy's, CuPy's, torch's, or one that speaks DLPack."""
+    """Return a tensor that shares the memory of an array: NumPy's, CuPy's, torch's, or a DLPack object."""
     if isinstance(array, torch.Tensor):
         return array
     if not isinstance(array, np.ndarray):
@@ -43,12 +43,12 @@ def tensor_of(array: Any) -> torch.Tensor:
 
 
 def is_array(value: object) -> bool:
-    """Whether a value is an array with axes; one without is a number."""
+    """Whether a value is an array with axes. An array without axes is a number."""
     return isinstance(value, torch.Tensor | np.ndarray) or (hasattr(value, "__dlpack__") and hasattr(value, "shape"))
 
 
 def prepared_array(tensor: torch.Tensor) -> Any:
-    """Return the array that a kernel's ``prepare`` works on: NumPy's on the host, CuPy's on a device."""
+    """Return the array for a kernel's ``prepare``: NumPy's on the host, CuPy's on a device."""
     if tensor.device.type == "cpu":
         return host_array(tensor)
     import cupy

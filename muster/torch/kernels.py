@@ -18,9 +18,9 @@ from kernel_muster.torch.weights import Weight, logical_of, weight_of
 class Kernels:
     """The lookups of a boot or of an opened registry, with an operator of torch for each contract.
 
-    ``torch.ops.muster.<contract>`` launches kernels that were looked up here, until :meth:`close` or the end of a
-    ``with`` block. Lookups are those of the registry: recorded with the caller's line, and refused at the seal.
-    ``left_out`` holds the contracts that no operator can be made of, each with the reason.
+    ``torch.ops.muster.<contract>`` launches kernels looked up here, until :meth:`close` or the end of a ``with`` block.
+    Lookups are those of the registry: recorded with the caller's line, and refused at the seal. ``left_out`` holds the
+    contracts without an operator, each with the reason.
     """
 
     def __init__(self, lookups: Lookups) -> None:
@@ -39,7 +39,7 @@ class Kernels:
 
     @property
     def target(self) -> Target:
-        """What kernels are selected for."""
+        """The target of selection."""
         return self._lookups.target
 
     @property
@@ -49,12 +49,12 @@ class Kernels:
 
     @property
     def ordinal(self) -> int | None:
-        """The number of the device where kernels launch; None on the host."""
+        """The number of the launching device. None on the host."""
         return None if self.target.device is None else self.target.device.ordinal
 
     @property
     def device(self) -> torch.device:
-        """Where kernels of this target read and write; UsageError where the target is an architecture alone."""
+        """The device of kernels' data. UsageError for a target that is an architecture alone."""
         if self.target.is_cpu:
             return torch.device("cpu")
         if self.target.device is None:
@@ -63,16 +63,16 @@ class Kernels:
 
     @track_caller
     def kernel(self, module: str, func: str, **question: str) -> "Kernel":
-        """Look up a kernel that the model cannot run without; ``when`` and the like as for Lookups."""
+        """Look up a kernel that the model cannot run without. ``when`` and the other options are those of Lookups."""
         return self.of(self._lookups.kernel(module, func, **question))
 
     @track_caller
     def try_kernel(self, module: str, func: str, **question: str) -> "Kernel":
-        """Look up a kernel that the model can do without; it is falsy where it is absent."""
+        """Look up an optional kernel. It is falsy if absent."""
         return self.of(self._lookups.try_kernel(module, func, **question))
 
     def of(self, handle: AnyHandle) -> "Kernel":
-        """Return a kernel that was looked up already; UsageError where its contract has no operator."""
+        """Return a kernel for an existing lookup. UsageError if its contract has no operator."""
         if not self._is_open:
             raise UsageError(f"{handle.key}: these Kernels are closed")
         if isinstance(handle, NullHandle):
@@ -85,7 +85,7 @@ class Kernels:
         return Kernel(handle, token, self.operators[contract.name], self.ordinal is not None)
 
     def close(self) -> None:
-        """Launch nothing of this registry from now on; what a graph captured stays what it is."""
+        """Stop all launches of this registry. Captured graphs stay unchanged."""
         self._is_open = False
         take_back(self._number)
 
@@ -99,10 +99,10 @@ class Kernels:
 
 
 class Kernel:
-    """One kernel: called with tensors, it enqueues in torch's current stream; falsy where its lookup missed.
+    """One kernel: called with tensors, it enqueues in torch's current stream. It is falsy if its lookup missed.
 
-    Arguments are those of the contract, and a weight is one that :meth:`weight` made. It stands in a function that
-    ``torch.compile`` traces as the operator does that it calls: ``op(..., served_by=token)``.
+    Arguments are those of the contract. A weight comes from :meth:`weight`. In a function traced by ``torch.compile``
+    it is the operator that it calls: ``op(..., served_by=token)``.
     """
 
     def __init__(self, handle: AnyHandle, token: str, op: Any, on_device: bool = False) -> None:
@@ -119,7 +119,7 @@ class Kernel:
         raise TypeError(f"{self!r} belongs to a registry of this process: look it up where it is loaded")
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Launch; ContractError names what does not fit, NullKernelError why there is nothing to launch."""
+        """Launch. ContractError names the wrong argument, NullKernelError the reason of a missing kernel."""
         if not self._is_found:
             self.handle(*args, **kwargs)
         given: list[Any] = []
@@ -137,9 +137,9 @@ class Kernel:
         self.op(*given, **named, served_by=self.token)
 
     def weight(self, weight: Any) -> Weight:
-        """Return a logical weight in this kernel's layout, made where its arrays lie: NumPy's, CuPy's or tensors.
+        """Return a logical weight in this kernel's layout, in the memory of its arrays: NumPy's, CuPy's or tensors.
 
-        It shares the arrays of a weight that has the layout already. ContractError for a weight that none can be made
-        of, UsageError for one that an operator cannot take.
+        It shares the arrays of a weight that already has the layout. ContractError for a weight that cannot be
+        converted, UsageError for one that an operator cannot take.
         """
         return weight_of(self.handle.prepare_weight(logical_of(weight)))

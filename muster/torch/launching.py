@@ -1,7 +1,7 @@
 """From the arguments of an operator to a launch: on the host at once, on a device in torch's current stream.
 
-Torch's allocator gives a program the same addresses again and again. A launch is therefore kept, by the addresses of
-its arguments and all else that its contract checks, and enqueued again where all of that is equal.
+Torch's allocator gives a program the same addresses again and again. A launch is therefore kept under the addresses of
+its arguments and all other checked values, and enqueued again if all are equal.
 """
 
 import threading
@@ -25,19 +25,19 @@ class TorchMemory:
         self._device = torch.device("cuda", ordinal)
 
     def empty(self, size_bytes: int) -> torch.Tensor:
-        """Return bytes that hold anything."""
+        """Return uninitialised bytes."""
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
     def zeros(self, size_bytes: int) -> torch.Tensor:
-        """Return bytes that are zero before what follows in the stream."""
+        """Return bytes that are zero before later work in the stream."""
         return torch.zeros(size_bytes, dtype=torch.uint8, device=self._device)
 
 
 class KeptLaunches:
-    """Launches by all that they depend on: kernel, stream, and every argument.
+    """Launches by all their inputs: kernel, stream, and every argument.
 
-    They keep no argument alive: who enqueues one has arguments at the same addresses. A launch with memory of its own,
-    scratch for instance, is not kept, and none is inside a capture: a graph must own what it uses.
+    They keep no argument alive: a caller has arguments at the same addresses. A launch with its own memory, such as
+    scratch, is not kept, and no launch is kept inside a capture: a graph must own its memory.
     """
 
     def __init__(self, most: int = _MOST_KEPT) -> None:
@@ -46,11 +46,11 @@ class KeptLaunches:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """The number of launches that are kept."""
+        """The number of kept launches."""
         return len(self._kept)
 
     def enqueue(self, handle: AnyHandle, arguments: Sequence[Any], stream: int, memory: Any) -> None:
-        """Enqueue a launch that is kept, or check the arguments, enqueue, and keep the launch."""
+        """Enqueue a kept launch, or check the arguments, enqueue, and keep the launch."""
         key = key_of(handle, stream, arguments)
         found = self._kept.get(key) if key is not None else None
         if found is not None:
@@ -70,7 +70,7 @@ class KeptLaunches:
 
 
 def key_of(handle: AnyHandle, stream: int, arguments: Sequence[Any]) -> Key | None:
-    """Return all that a launch depends on; None where an argument is something that nobody can compare."""
+    """Return all inputs of a launch as a key. None for an argument without equality."""
     parts: list[Any] = [id(handle), stream]
     try:
         for one in arguments:
@@ -93,7 +93,7 @@ def _tensor_key(tensor: torch.Tensor) -> Key:
 
 
 def _number_key(value: float | None) -> Key:
-    # 1, 1.0 and True are equal, and 0.0 is equal to -0.0: none may stand for another.
+    # 1, 1.0 and True are equal, and 0.0 equals -0.0: none may replace another.
     return type(value), value, repr(value) if value == 0 else ""
 
 
@@ -112,7 +112,7 @@ _LAUNCHES = KeptLaunches()
 
 
 def launch_on_host(handle: AnyHandle, arguments: Sequence[Any]) -> None:
-    """Run a host kernel on NumPy views of tensors; ContractError for a tensor that lies elsewhere."""
+    """Run a host kernel on NumPy views of tensors. ContractError for a tensor in other memory."""
     handle(*(host_array(one) if isinstance(one, torch.Tensor) else one for one in arguments))
 
 
@@ -133,7 +133,7 @@ def launch_on_device(handle: AnyHandle, arguments: Sequence[Any], ordinal: int) 
 
 
 def launch(handle: AnyHandle, arguments: Sequence[Any], ordinal: int | None) -> None:
-    """Launch on a device, or on the host where ``ordinal`` is None."""
+    """Launch on a device, or on the host if ``ordinal`` is None."""
     if ordinal is None:
         launch_on_host(handle, arguments)
     else:

@@ -1,4 +1,4 @@
-"""The kernels that operators may launch: those handed out by registries that are open in this process."""
+"""The kernels that operators may launch: those of the registries open in this process."""
 
 import itertools
 import threading
@@ -10,7 +10,7 @@ from kernel_muster.registry.values import frozen
 
 @frozen
 class OpenKernel:
-    """One kernel, and where it launches: the ordinal of a device, or None on the host."""
+    """One kernel, and its place of launch: the ordinal of a device, or None on the host."""
 
     handle: AnyHandle
     contract: str
@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 
 
 def next_number() -> int:
-    """Return the number of a registry that is opened now."""
+    """Return the number of a newly opened registry."""
     return next(_numbers)
 
 
@@ -46,7 +46,7 @@ def take_back(number: int) -> None:
 
 
 def find_kernel(owner: str, contract: str, name: str) -> OpenKernel:
-    """Return the kernel that a token names, or a key, or nothing at all where only one can be meant.
+    """Return the kernel of a token or a key, or without a name the only possible one.
 
     UsageError where there is none, more than one, or one of another contract.
     """

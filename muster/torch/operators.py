@@ -1,4 +1,4 @@
-"""Operators of torch: one for each contract, defined once in a process, and what runs behind them.
+"""Operators of torch: one for each contract, defined once in a process, and their implementation.
 
 An operator writes its outputs, which are arguments, and returns nothing. It has no gradient.
 """
@@ -27,10 +27,10 @@ _TAGS = tuple(
 
 
 def define(contract: Contract) -> Any:
-    """Return the operator of a contract, and define it where this process has none.
+    """Return the operator of a contract, and define it if this process has none.
 
-    UsageError for a contract that no schema can hold, and for one whose name another registry of this process gave
-    to an operator of other parameters: a defined operator stays for good.
+    UsageError for a contract without a possible schema, and for a name that another registry of this process gave to an
+    operator with other parameters: a defined operator is permanent.
     """
     schema = schema_of(contract)
     with _LOCK:
@@ -68,7 +68,7 @@ def _define(contract: Contract, schema: str) -> None:
 
 
 def _places(params: Sequence[Param]) -> list[Param | None]:
-    """Return the parameter of each argument of an operator; None for the form of the weight before it."""
+    """Return the parameter of each argument of an operator. None stands for the form of the weight before it."""
     return [one for param in params for one in ((param, None) if isinstance(param, WeightParam) else (param,))]
 
 
@@ -77,7 +77,7 @@ def _is_output(param: Param) -> bool:
 
 
 def _reader(owner: str, params: Sequence[Param]) -> Callable[[Sequence[Any], bool], list[Any]]:
-    """Return what makes the arguments of a contract from those of its operator."""
+    """Return the conversion from the arguments of an operator to those of its contract."""
     weights = [at for at, place in enumerate(_places(params)) if isinstance(place, WeightParam)]
     if not weights:
         return lambda given, on_host: list(given)
@@ -102,9 +102,9 @@ def _traced(owner: str, params: Sequence[Param], given: Sequence[Any]) -> list[A
 
 
 def _looked_at(given: Sequence[Any], ordinal: int | None) -> Callable[[Any], ArrayView]:
-    """Return how a contract looks at tensors that have no memory; their sizes may be symbols, which a check guards.
+    """Return a contract's view of tensors without memory. Their sizes may be symbols, which a check guards.
 
-    Those of the device ``meta`` stand for any device where all are.
+    Tensors of the device ``meta`` stand for any device, if all are on it.
     """
     expected = {"cpu"} if ordinal is None else {f"cuda:{ordinal}"}
     if all(one.device.type == "meta" for one in given if isinstance(one, torch.Tensor)):
@@ -123,7 +123,7 @@ def _looked_at(given: Sequence[Any], ordinal: int | None) -> Callable[[Any], Arr
 
 
 def _mark_written(outputs: Sequence[Any]) -> None:
-    """Let autograd know that outputs changed: what it saved of them is stale."""
+    """Mark outputs as changed for autograd: its saved versions of them are stale."""
     tensors = [one for one in outputs if one is not None and not one.is_inference()]
     if tensors:
         torch.autograd.graph.increment_version(tensors)

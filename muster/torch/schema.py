@@ -9,11 +9,11 @@ from kernel_muster.registry.contract.signature import Param, ScalarParam, Weight
 from kernel_muster.registry.errors import UsageError
 
 NAMESPACE = "muster"
-#: What every operator takes besides its contract's parameters: the name of the kernel that serves.
+#: The one parameter of every operator besides its contract's: the name of the serving kernel.
 SERVED_BY = "served_by"
-# Inductor has a parameter of its own of the first name, and takes ours by name; the dispatcher has the second.
+# Inductor has a parameter with the first name, and takes ours by name. The dispatcher has one with the second name.
 _TAKEN = ("kernel", "self", SERVED_BY)
-#: What stands behind the name of a weight: the text that holds what its tensors do not.
+#: The suffix of a weight's name for its form: the text with all but its tensors.
 FORM = "_form"
 
 
@@ -34,7 +34,7 @@ def schema_of(contract: Contract) -> str:
 
 
 def names_of(param: Param) -> tuple[str, ...]:
-    """Return the names under which an operator takes a parameter of a contract."""
+    """Return the names of an operator's arguments for a parameter of a contract."""
     return (param.name, param.name + FORM) if isinstance(param, WeightParam) else (param.name,)
 
 

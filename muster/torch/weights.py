@@ -1,8 +1,8 @@
-"""Weights as operators take them: the tensors of a prepared weight, and a text that holds the rest of it.
+"""Weights as arguments of operators: the tensors of a prepared weight, and a text with the rest of it.
 
 A schema knows tensors, numbers and text. A weight is an object of any plugin's class. Its arrays become tensors, so
-that torch sees what an operator reads, and everything else becomes its *form*: one text for one combination of class
-and values. The form leads back to the class only where this process has seen such a weight.
+torch sees all reads of an operator. Everything else becomes its *form*: one text for one combination of class and
+values. The form leads back to the class only in a process that has seen such a weight.
 """
 
 import threading
@@ -18,7 +18,7 @@ from kernel_muster.torch.arrays import host_array, is_array, prepared_array, ten
 
 @frozen
 class _Form:
-    """What a text stands for: a class, its values that are no arrays, and the names of those that are."""
+    """The content of a form: a class, its values other than arrays, and the names of its arrays."""
 
     kind: type
     values: dict[str, Any]
@@ -34,14 +34,14 @@ _LOCK = threading.Lock()
 
 @frozen
 class Weight:
-    """A prepared weight as an operator takes it. ``form`` holds class, layout, shape and scales that are numbers."""
+    """A prepared weight as an operator's argument. ``form`` holds class, layout, shape and numeric scales."""
 
     tensors: tuple[torch.Tensor, ...]
     form: str
 
     @property
     def layout(self) -> str:
-        """The layout that kernels of this weight read."""
+        """The layout for kernels of this weight."""
         return form_of("weight", self.form).layout
 
     @property
@@ -51,9 +51,9 @@ class Weight:
 
 
 def weight_of(prepared: Any) -> Weight:
-    """Return a prepared weight, an object with ``layout``, ``quant`` and ``shape``, as an operator takes it.
+    """Return a prepared weight, an object with ``layout``, ``quant`` and ``shape``, as an operator's argument.
 
-    The arrays are shared. UsageError for a class that holds something that no form can hold.
+    The arrays are shared. UsageError for a class with other values than a form can hold.
     """
     kind = type(prepared)
     whole = f"{kind.__module__}.{kind.__qualname__}"
@@ -87,7 +87,7 @@ def _text(whole: str, name: str, value: Any) -> str:
 
 
 def form_of(owner: str, text: str) -> _Form:
-    """Return what a form's text stands for; UsageError where this process has made no such weight."""
+    """Return the content of a form's text. UsageError if this process has made no such weight."""
     form = _FORMS.get(text)
     if form is None:
         raise UsageError(f"{owner}: no weight of form {text!r} was made in this process: make it with Kernel.weight")
@@ -108,7 +108,7 @@ def rebuilt(owner: str, tensors: Sequence[torch.Tensor], text: str, on_host: boo
 
 
 def logical_of(weight: Any) -> Any:
-    """Return a weight whose tensors are arrays, as ``prepare`` of a kernel takes it; one of arrays as it is."""
+    """Return a weight with arrays in place of tensors, for ``prepare`` of a kernel. A weight of arrays is unchanged."""
     held = vars(weight)
     if not any(isinstance(value, torch.Tensor) for value in held.values()):
         return weight

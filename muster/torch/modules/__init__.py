@@ -1,1 +1,1 @@
-"""Modules of torch on the kernels of a registry, with the state dicts of the modules that they replace."""
+"""Modules of torch on the kernels of a registry, with the state dicts of the replaced modules."""

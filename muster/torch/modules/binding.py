@@ -9,9 +9,9 @@ from kernel_muster.torch.modules.swiglu import SwiGLU
 
 
 def bind(model: torch.nn.Module, kernels: Kernels) -> list[str]:
-    """Look up the kernels of every module of ours in a model, name each by its place, and return the names.
+    """Look up the kernels of all our modules in a model, name each by its place, and return the names.
 
-    Lookups happen here and nowhere else: in a boot, before its seal. UsageError for a model without any.
+    All lookups happen here: in a boot, call it before the seal. UsageError for a model without such modules.
     """
     bound: list[str] = []
     inside: set[int] = set()

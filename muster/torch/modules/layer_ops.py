@@ -19,7 +19,7 @@ _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 class _Copies(dict[str, Any]):
-    """A weight in each layout that its tensors hold, made when a kernel takes it."""
+    """A weight in each layout of its tensors, made when a kernel takes it."""
 
     def __init__(self, token: str, tensors: Sequence[torch.Tensor], forms: Sequence[str], on_host: bool) -> None:
         self._given = (token, tensors, forms, on_host)
@@ -38,7 +38,7 @@ class _Copies(dict[str, Any]):
 
 
 def _rows(token: str, x: torch.Tensor, columns: int) -> torch.Tensor:
-    """Return ``x`` as a matrix; ContractError where its last axis is none of the weight's."""
+    """Return ``x`` as a matrix. ContractError if its last axis does not match the weight."""
     if x.dim() == 0 or x.shape[-1] != columns:
         raise ContractError(f"{token}: x has shape {tuple(x.shape)}, expected (..., {columns})")
     if x.dtype != torch.bfloat16:

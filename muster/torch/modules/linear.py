@@ -23,10 +23,10 @@ from kernel_muster.torch.weights import logical_of, weight_of
 class Nvfp4Linear(torch.nn.Module):
     """``x w^T (+ bias)``: ``x [..., K]`` BF16, ``w (N, K)`` NVFP4, each dot product in FP32 and rounded once to BF16.
 
-    :meth:`bind` looks its kernels up and makes the copies of the weight that they read, as buffers that no state dict
-    holds. The state dict is the logical weight; it loads those of compressed-tensors and ModelOpt too. Its dtypes stay
-    what they are, whatever :meth:`to` is asked for. Rows choose the kernel by the policy of ``models``. It is a decode
-    step where the axis before the last has one row, else a prefill. It has no gradient.
+    :meth:`bind` looks its kernels up and makes their copies of the weight, as buffers outside the state dict. The state
+    dict is the logical weight, and also loads those of compressed-tensors and ModelOpt. Its dtypes never change, for
+    any argument of :meth:`to`. The policy of ``models`` selects the kernel by rows. A call is a decode step if the
+    axis before the last has one row, else a prefill. It has no gradient.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class Nvfp4Linear(torch.nn.Module):
 
     @classmethod
     def of_weight(cls, weight: Any, bias: torch.Tensor | None = None, name: str = "linear") -> "Nvfp4Linear":
-        """Make one of a logical row-major ``Nvfp4Weight``, of arrays or of tensors, whose memory it shares."""
+        """Make one from a logical row-major ``Nvfp4Weight``, of arrays or of tensors, and share its memory."""
         return cls(logical_state(weight), bias, name)
 
     @classmethod
     def of_module(cls, module: torch.nn.Module, name: str = "linear") -> "Nvfp4Linear":
-        """Make one of a module: of compressed-tensors or ModelOpt in NVFP4, whose memory it shares, or of a Linear.
+        """Make one from a module: of compressed-tensors or ModelOpt in NVFP4, sharing its memory, or from a Linear.
 
-        The weight of a Linear is quantised. ContractError for a module that has neither.
+        The weight of a Linear is quantised. ContractError for any other module.
         """
         found = module_state(module)
         weight = found.get("weight")
@@ -65,7 +65,7 @@ class Nvfp4Linear(torch.nn.Module):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, bound={self.plan is not None}"
 
     def bind(self, kernels: Kernels) -> "Nvfp4Linear":
-        """Look the kernels up, and make the copies that they read if the weight lies where they launch."""
+        """Look the kernels up, and make their copies if the weight lies on their device."""
         self.take(ProjectionPlan(kernels, self.name, (self.out_features, self.in_features)))
         return self
 
@@ -94,7 +94,7 @@ class Nvfp4Linear(torch.nn.Module):
                 self._copy_names.append(name)
 
     def release(self) -> None:
-        """Free the logical weight and keep the copies that kernels read; then there is no state dict, and no pickle."""
+        """Free the logical weight and keep the kernels' copies. Then there is no state dict and no pickle."""
         if not self.forms:
             raise UsageError(f"{self.name}: has no copy of its weight yet: bind it on the device of its kernels first")
         kept = {tensor.data_ptr() for tensor in self.copies}
@@ -109,7 +109,7 @@ class Nvfp4Linear(torch.nn.Module):
         return [getattr(self, name) for name in self._copy_names]
 
     def ready(self, x: torch.Tensor) -> str:
-        """Return the token of the kernels, or refuse a call that cannot be served, with the reason."""
+        """Return the token of the kernels, or refuse an impossible call, with the reason."""
         if self.plan is None:
             raise UsageError(f"{self.name}: no kernels are bound: call kernel_muster.torch.bind(model, kernels)")
         if not self.forms:
@@ -120,7 +120,7 @@ class Nvfp4Linear(torch.nn.Module):
         return self.plan.token
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Project. A bias is added to the rounded product, which rounds twice."""
+        """Project. A bias is added to the rounded product, with a second rounding."""
         out = nvfp4_linear(x, self.copies, self.forms, self.ready(x), phase_of(x))
         return out if self.bias is None else out + self.bias
 
@@ -160,7 +160,7 @@ class Nvfp4Linear(torch.nn.Module):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: the logical weight. Its kernels and copies belong to this process."""
+        """Return the pickled state: the logical weight. Its kernels and copies belong to this process."""
         self._refuse_if_released("pickle")
         state = self.__dict__.copy()
         state["_buffers"] = {name: one for name, one in self._buffers.items() if name not in self._copy_names}

@@ -29,7 +29,7 @@ class _Norm(torch.nn.Module):
         return self
 
     def _ready(self, *inputs: torch.Tensor) -> tuple[Kernel, list[torch.Tensor]]:
-        """Return the kernel and its inputs as matrices, or refuse a call that cannot be served, with the reason."""
+        """Return the kernel and its inputs as matrices, or refuse an impossible call, with the reason."""
         if self.kernel is None:
             raise UsageError(f"{self.name}: no kernels are bound: call kernel_muster.torch.bind(model, kernels)")
         if torch.is_grad_enabled() and any(one.requires_grad for one in inputs):
@@ -51,7 +51,7 @@ class RMSNorm(_Norm):
 
     @classmethod
     def of_module(cls, module: torch.nn.Module, weight_offset: float = 0.0, name: str = "norm") -> "RMSNorm":
-        """Make one of ``torch.nn.RMSNorm`` or a norm of transformers; UsageError where a part is missing."""
+        """Make one from ``torch.nn.RMSNorm`` or a norm of transformers. UsageError if a part is missing."""
         return cls(*_parts_of(module, name), weight_offset, name)
 
     def extra_repr(self) -> str:
@@ -76,7 +76,7 @@ class GatedRMSNorm(_Norm):
 
     @classmethod
     def of_module(cls, module: torch.nn.Module, name: str = "norm") -> "GatedRMSNorm":
-        """Make one of a norm of transformers that gates with SiLU after it; UsageError where a part is missing."""
+        """Make one from a norm of transformers with a SiLU gate after it. UsageError if a part is missing."""
         activation = getattr(module, "activation", "silu")
         if activation not in ("silu", "swish"):
             raise UsageError(f"{name}: the activation is {activation!r}, expected silu")
@@ -99,7 +99,7 @@ def _parts_of(module: torch.nn.Module, name: str) -> tuple[torch.Tensor, float]:
 
 
 class _Bound:
-    """A kernel that copies of a module share and that no pickle holds."""
+    """A kernel shared by copies of a module, and absent from pickles."""
 
     def __init__(self, found: Kernel) -> None:
         self.found = found
@@ -112,4 +112,4 @@ class _Bound:
 
 
 def _nothing() -> None:
-    """Return nothing: what becomes of a kernel that another process loads."""
+    """Return None, the value of a kernel loaded in another process."""

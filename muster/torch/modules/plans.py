@@ -25,11 +25,11 @@ _PLANS: "WeakValueDictionary[str, Plan]" = WeakValueDictionary()
 
 
 def no_plan() -> None:
-    """Return nothing: what becomes of a plan that another process loads."""
+    """Return None, the value of a plan loaded in another process."""
 
 
 class Plan:
-    """The kernels of one module. Copies of a module share it; one that is loaded elsewhere has none."""
+    """The kernels of one module, shared by its copies. A plan loaded in another process has none."""
 
     def __init__(self, kernels: Kernels, name: str) -> None:
         self.kernels, self.name = kernels, name
@@ -50,7 +50,7 @@ class Plan:
 
 
 def find_plan(kind: "type[Plan]", token: str) -> Any:
-    """Return the plan that a token names; UsageError where its module is gone, or was made in another process."""
+    """Return the plan of a token. UsageError if its module is gone, or was made in another process."""
     plan = _PLANS.get(token)
     if not isinstance(plan, kind):
         raise UsageError(
@@ -62,8 +62,8 @@ def find_plan(kind: "type[Plan]", token: str) -> Any:
 class ProjectionPlan(Plan):
     """The kernels of one NVFP4 projection ``(N, K)``: GEMV tiers for few rows, GEMMs for more.
 
-    Lookups are those of a projection of ``models``, and so are the layouts that are built: those which some number of
-    rows reaches. ``others`` are kernels that read the weight too, in launches of another plan.
+    Lookups and layouts are those of a projection of ``models``, for all reachable row counts. ``others`` are kernels
+    that read the weight too, in launches of another plan.
     """
 
     def __init__(self, kernels: Kernels, name: str, shape: tuple[int, int], others: Iterable[AnyHandle] = ()) -> None:
@@ -99,7 +99,7 @@ class ProjectionPlan(Plan):
         return covers_rows(rows, [rows for rows, handle in self.tiers.items() if handle])
 
     def project(self, copies: Copies, x: Any, out: Any, phase: Phase) -> None:
-        """Write ``out [M, N] = x [M, K] w^T``, through the arm that policy chooses."""
+        """Write ``out [M, N] = x [M, K] w^T``, through the policy's arm."""
         steps = self.steps(x.shape[0], phase)
         if len(steps) == 1:
             self.launch(steps[0][0], x, copies[steps[0][1]], out)

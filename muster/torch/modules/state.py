@@ -1,8 +1,8 @@
 """NVFP4 weights of other libraries' modules and state dicts, as the buffers of ours.
 
-The buffers have ModelOpt's direction of the global scale: ``weight_packed`` U8 ``[N, K/2]``, even k in the low nibble;
-``weight_scale`` E4M3 ``[N, K/16]``; ``weight_scale_2`` FP32 ``[1]``, which multiplies. compressed-tensors stores
-``weight_global_scale`` instead, which divides: FP32 1/x is taken, with one rounding.
+The buffers have ModelOpt's direction of the global scale: ``weight_packed`` U8 ``[N, K/2]``, even k in the low nibble,
+``weight_scale`` E4M3 ``[N, K/16]``, and ``weight_scale_2`` FP32 ``[1]``, which multiplies. compressed-tensors stores
+``weight_global_scale`` instead, which divides. FP32 1/x replaces it, with one rounding.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -18,9 +18,9 @@ NAMES = ("weight_packed", "weight_scale", "weight_scale_2")
 
 
 def read_state(owner: str, found: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return our buffers from tensors named as either library names them; ContractError for what is not NVFP4.
+    """Return our buffers from tensors with the names of either library. ContractError for other formats than NVFP4.
 
-    The buffers share the memory of what is given.
+    The buffers share the memory of their sources.
     """
     packed = found.get("weight_packed", found.get("weight"))
     scale, names = found.get("weight_scale"), ", ".join(sorted(found)) or "nothing"
@@ -56,7 +56,7 @@ def _decode_scale(owner: str, found: Mapping[str, Any]) -> torch.Tensor:
 
 
 def module_state(module: torch.nn.Module) -> dict[str, Any]:
-    """Return what a module of compressed-tensors or ModelOpt holds of its weight, by name."""
+    """Return the weight's entries of a module of compressed-tensors or ModelOpt, by name."""
     names = ("weight", *NAMES, "weight_global_scale")
     found = {name: getattr(module, name, None) for name in names}
     return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
@@ -82,7 +82,7 @@ def logical_state(weight: Any) -> dict[str, torch.Tensor]:
 
 
 def logical_weight(module: Any) -> nvfp4.Nvfp4Weight:
-    """Return the logical weight that our buffers hold; the global scale comes to the host, where launches read it."""
+    """Return the logical weight of our buffers. Its global scale is copied to the host, where launches read it."""
     scales = module.weight_scale.view(torch.uint8)
     return nvfp4.Nvfp4Weight(module.weight_packed, scales, np.asarray(module.weight_scale_2.item(), np.float32))
 

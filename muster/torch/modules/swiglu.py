@@ -29,7 +29,7 @@ class SwiGLU(torch.nn.Module):
 
     @classmethod
     def of_module(cls, module: torch.nn.Module, name: str = "mlp") -> "SwiGLU":
-        """Make one of a transformers MLP with SiLU, whose parts are what ``Nvfp4Linear.of_module`` takes."""
+        """Make one from a transformers MLP with SiLU, from parts accepted by ``Nvfp4Linear.of_module``."""
         if missing := [part for part in _PARTS if not isinstance(getattr(module, part, None), torch.nn.Module)]:
             raise UsageError(f"{name}: {type(module).__name__} has no {', '.join(missing)}")
         activation = getattr(module, "act_fn", None)
