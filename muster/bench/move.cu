@@ -1,6 +1,7 @@
 // The floor of kernels that also write: reads as many bytes as the kernel reads, writes as many as it writes, and is
 // timed in the same call. With no bytes it is an empty kernel. A thread moves 8 vectors of 16 bytes, or one where 8
 // would leave multiprocessors idle. Grid: ceil(max(reads, writes) / (256 * vectors a thread)) blocks of 256 threads.
+// Launched by floor.py. sm_80 and newer.
 using u32 = unsigned int;
 
 constexpr int THREADS = 256;

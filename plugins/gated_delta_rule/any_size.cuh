@@ -1,5 +1,5 @@
 // The step for any Dk and Dv: a thread has a column, and the state stays in memory. No model has such sizes. The aim is
-// little code, not speed.
+// little code, not speed. Used by gated_delta_rule.cu and decode_norm.cu. sm_80 and newer.
 #pragma once
 #include "delta_rule.cuh"
 

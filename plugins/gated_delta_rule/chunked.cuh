@@ -1,4 +1,5 @@
-// The gated delta rule in chunks of 64 rows with the tensor cores: shared by both launches of chunked.cu.
+// The gated delta rule in chunks of 64 rows with the tensor cores: shared by both launches of chunked.cu. Used by
+// chunked.cu. sm_80 and newer.
 //
 // For rows t = 0 .. 63 of a chunk: S is the state before the chunk, G[t][i] = decay[i + 1] ... decay[t], g[t] =
 // decay[0] ... decay[t]. k and q have unit length (q times Dk^-0.5), and D[t] is the update by row t:

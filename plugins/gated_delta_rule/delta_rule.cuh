@@ -1,4 +1,5 @@
-// The gated delta rule, row by row, with the state of a head in registers.
+// The gated delta rule, row by row, with the state of a head in registers. Used by gated_delta_rule.cu, any_size.cuh
+// and chunked.cuh. sm_80 and newer.
 //
 //   S [Dk, Dv] of a value head:   S = decay * S;   delta = beta * (v - k . S);   S += k (x) delta;   out = q . S
 //
@@ -78,8 +79,8 @@ __device__ __forceinline__ float4 add4(float4 x, float4 y) {
     return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
 }
 
-// One row as a thread loads it: q and k at 4 lane .. + 3 for their lengths, both at its own 8 rows, and v of its
-// columns.
+// The loads of a thread for one row: q and k at 4 lane .. + 3 for their lengths, both at the 8 state rows of the
+// thread, and v at its columns.
 struct RowInputs {
     uint2 q, k, v;
     uint4 rows_q, rows_k;
@@ -216,7 +217,7 @@ __device__ __forceinline__ float4 update_state(StatePart& state, const StepOpera
     return delta;
 }
 
-// The place of a thread: a tile of columns of one head of one sequence.
+// The position of a thread: a tile of columns of one head of one sequence.
 struct Tile {
     int sequence, head, column, warp, lane;
     size_t state_offset;  // the offset of this thread's part of a head's state
@@ -254,7 +255,7 @@ struct DecodeRow {
         v = row + 2 * (size_t)heads.key_heads * KEY_DIM + (size_t)at.head * heads.value_dim + at.column;
     }
 
-    // Each tile prefetches its share of a head's state, by one warp, which alone waits for the slot. All blocks do
+    // One warp of each tile prefetches its part of a head's state, and only that warp waits for the slot. All blocks do
     // this: 768 heads took 29.9 us, and 30.6 us if only the blocks of the first wave did (H200).
     __device__ __forceinline__ void prefetch_state() const {
 #if __CUDA_ARCH__ >= 900

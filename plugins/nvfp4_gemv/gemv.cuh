@@ -1,5 +1,5 @@
 // NVFP4 GEMV: out[M, N], one entry point for each split of K and tile configuration. Launched by launch.py. Grid:
-// ceil(N / 16) tiles, or half as many pairs, times the cluster size.
+// ceil(N / 16) tiles, or half as many pairs, times the cluster size. Used by gemv.cu and gemv16.cu. sm_80 and newer.
 #pragma once
 #include "splits.cuh"
 

@@ -1,4 +1,5 @@
-// The splits of K that have entry points, with the tile configuration of each, and the macros of entry points.
+// The splits of K that have entry points, with the tile configuration of each, and the macros of entry points. Used by
+// gemv.cuh, gemv_wide.cu, gemv_parts.cu, gemv_dual_silu.cu and gemv_gdn_in.cu. sm_80 and newer.
 //
 // launch.py chooses by N and K; figures in records/ (H200, cold L2, M = 1, 8 and 16). About 20 warps a multiprocessor
 // hide the latency. Two tiles a warp halve the reads of x, and are slower where they fill the last wave less evenly.

@@ -1,4 +1,4 @@
-// Attention for heads of any size up to 8 * 128: a simple kernel.
+// Attention for heads of any size up to 8 * 128: a simple kernel. Used by attention.cuh. sm_80 and newer.
 #pragma once
 #include "bf16.cuh"
 #include "fast_math.cuh"

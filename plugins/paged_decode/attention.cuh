@@ -1,5 +1,5 @@
 // One row of attention over a paged cache with the tensor cores. Decode and prefill share the function, so that a row
-// of a prompt has the bits of a decode step.
+// of a prompt has the bits of a decode step. Used by paged_decode.cu and fresh.cu. sm_80 and newer.
 //
 //   out[h, :] = sum_t softmax_t(scale * q[h, :] . k[t, :]) * v[t, :]        h: up to 8 query heads of one key head
 //

@@ -1,5 +1,6 @@
 // Queries, and the newest token's key and value, from projections: normalised and rotated here, with the bits of
-// rms_norm and rope_forward. The token is appended to the cache, as in kv_cache_append.
+// rms_norm and rope_forward. The token is appended to the cache, as in kv_cache_append. Used by fresh.cu. sm_80 and
+// newer.
 //
 // Every block of a row computes the queries while its first keys and values are in flight, each warp some heads. The
 // block of the newest token also computes its key, in the last warp. It reads that token from shared memory, not from
@@ -10,8 +11,8 @@
 #include "rms_norm.cuh"
 #include "rope.cuh"
 
-// The projections of a row and their norms: q [heads, D], k and v [D] of its key head. ``place`` is the token's row in
-// the caches, or -1 for none.
+// The projections of a row and their norms: q [heads, D], k and v [D] of its key head. ``cache_row`` is the token's row
+// in the caches, or -1 for none.
 struct Projections {
     const bf16 *q, *k, *v;
     bf16 *k_cache, *v_cache;

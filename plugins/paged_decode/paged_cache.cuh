@@ -1,4 +1,5 @@
-// A paged cache for attention: rows, the pages of their contexts, and the places of tokens.
+// A paged cache for attention: rows, the pages of their contexts, and the offsets of tokens. Used by split_kv.cuh.
+// sm_80 and newer.
 #pragma once
 #include "bf16.cuh"
 #include "global_memory.cuh"
@@ -18,7 +19,7 @@ struct PagedCache {
     __device__ __forceinline__ int page_of(int token) const {
         return (int)(((unsigned long long)(u32)token * factor) >> shift);
     }
-    // The place of a token on this page. A page outside the cache gives NO_PLACE and sets ``is_invalid``.
+    // The offset of a token on this page. A page outside the cache gives NO_PLACE and sets ``is_invalid``.
     __device__ __forceinline__ int offset(int page, int token, bool& is_invalid) const {
         const bool is_valid = (u32)page < (u32)pages;
         is_invalid |= !is_valid;

@@ -1,4 +1,5 @@
 // Split-KV: how a context is divided into splits, which block has which split, and how partial results become one row.
+// Used by attention.cuh and any_size.cuh. sm_80 and newer.
 //
 // A context is divided by its length only: its steps go to the splits in turn. GROUP_SPLITS consecutive splits are a
 // group. The warps of a split are merged at once, then the splits of a group in order, then the groups in order. The

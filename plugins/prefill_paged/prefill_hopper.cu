@@ -1,5 +1,5 @@
-// Paged prefill by wgmma (prefill_wgmma.cuh) for head sizes 128 and 256. The sizes of shared memory are also in
-// launch.py, which launches it. sm_90a.
+// Paged prefill by wgmma (prefill_wgmma.cuh) for head sizes 128 and 256. Launched by launch.py, which has the sizes
+// of shared memory too. sm_90a.
 #include "prefill_wgmma.cuh"
 
 using Wide = WgmmaConfig<256, 1>;

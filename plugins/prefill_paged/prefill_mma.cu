@@ -1,5 +1,5 @@
-// Paged prefill by mma.sync (prefill_mma.cuh) for head sizes 128 and 256. The sizes of shared memory are also in
-// launch.py, which launches it. 97 KiB are the limit of a block on sm_86, sm_89 and sm_12x, and fit twice on sm_90 and
+// Paged prefill by mma.sync (prefill_mma.cuh) for head sizes 128 and 256. Launched by launch.py, which has the sizes
+// of shared memory too. 97 KiB are the limit of a block on sm_86, sm_89 and sm_12x, and fit twice on sm_90 and
 // sm_100. sm_80 and newer.
 #include "prefill_mma.cuh"
 

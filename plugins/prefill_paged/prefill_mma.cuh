@@ -1,4 +1,5 @@
-// Causal attention of many new tokens a sequence over a paged cache, in tiles of rows, with the tensor cores.
+// Causal attention of many new tokens a sequence over a paged cache, in tiles of rows, with the tensor cores. Used by
+// prefill_mma.cu. sm_80 and newer.
 //
 //   out[r, h, :] = sum_t softmax_t(scale * q[r, h, :] . k[t, :]) * v[t, :]     t: the context up to row r
 //

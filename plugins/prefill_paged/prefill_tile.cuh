@@ -1,5 +1,6 @@
 // Shared by the prefill kernels: the rows and the KV split of a block, addresses of tokens, copies, online softmax, and
-// the parameters of entry points. prefill_mma.cuh describes the whole. split_kv.cuh combines splits.
+// the parameters of entry points. prefill_mma.cuh describes the whole. split_kv.cuh combines splits. Used by
+// prefill_mma.cuh and prefill_wgmma.cuh. sm_80 and newer.
 #pragma once
 #include "async_copy.cuh"
 #include "bf16.cuh"

@@ -1,5 +1,5 @@
-// The prefill of prefill_mma.cuh with wgmma, for sm_90a. The loop is the same, and so is the independence of a row's
-// bits, but the bits differ. A block is one warpgroup.
+// The prefill of prefill_mma.cuh with wgmma, for sm_90a. Used by prefill_hopper.cu. The loop is the same, and so is the
+// independence of a row's bits, but the bits differ. A block is one warpgroup.
 //
 //   scores    A = q, B = k, both in shared memory               wgmma m64n64k16
 //   result    A = weights in registers, B = v, transposed       wgmma m64nDk16

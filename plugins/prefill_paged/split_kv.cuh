@@ -1,5 +1,5 @@
 // Split-KV for few rows with long contexts: each split of a context has a block of its own, and a second launch
-// combines the splits.
+// combines the splits. Used by prefill_mma.cuh and prefill_wgmma.cuh. sm_80 and newer.
 //
 // A context is split by its length and by the number of splits of the launch. Splits are whole tiles of tokens, equally
 // many in each split but the last, and at least ``min_tiles``. A context of up to ``max_whole`` tiles is one split.

@@ -1,4 +1,5 @@
-// The largest logits of a row, sorted, in a single pass over the row. Top-k and sampling nearly always use this.
+// The largest logits of a row, sorted, in a single pass over the row. Top-k and sampling nearly always use this. Used
+// by topk.cu and sample.cu. sm_80 and newer.
 //
 // Several blocks share a row, and the last of them merges. Each warp reads its slice once. Its two or four lanes with
 // the largest logits each store a candidate: their largest logit, with an upper bound of the lane's other logits. The
@@ -13,7 +14,7 @@
 //
 // Latency comes from dependent instructions, not from instruction fetch: a second pass over 512 instructions
 // takes as long as the first, and a dry run of the merging code saves nothing (H200). Independent work therefore runs
-// side by side, and rare cases are functions of their own.
+// side by side, and rare cases are separate functions.
 #pragma once
 #include "bf16.cuh"
 #include "global_memory.cuh"
@@ -417,7 +418,7 @@ __device__ __forceinline__ u32 collect_largest(u64* candidates, const bf16* row,
         static_assert(WARPS * TOPS_PER_WARP == 32 && CANDIDATES == 4);
         const u32 key = shared.warp_top_keys[lane];
         const Pair twice = pair_of(shared.warp_tops[lane] * 0x10001u);
-        Pair ahead[4] = {};  // four short sums instead of one long chain
+        Pair ahead[4] = {};  // four short sums instead of one long one
 #pragma unroll
         for (int i = 0; i < WARPS * TOPS_PER_WARP / 8; ++i) {
             const uint4 raw = reinterpret_cast<const uint4*>(shared.warp_tops)[i];

@@ -1,4 +1,5 @@
 // Radix select: finds a place in the descending order of a row's logits without sorting it. BF16 has only 65536 values.
+// Used by candidates.cuh, topk.cu and sample.cu. sm_80 and newer.
 //
 // The order is measured either by the number of logits, or by their mass: exp((logit - largest) / temperature) as an
 // integer, FP32 times 2^k. Integer sums do not depend on their order, so that atomics are exact. A place is found in

@@ -1,4 +1,5 @@
-// The tile configuration and the problem of the W4A16 tile GEMM.
+// The tile configuration and the problem of the W4A16 tile GEMM. Used by gemm.cu, copies.cuh and operands.cuh. sm_80
+// and newer.
 #pragma once
 #include "types.cuh"
 

@@ -1,8 +1,12 @@
 """The CUDA sources keep the layout of ``.clang-format``, comments within its 120 columns."""
 
+import re
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted([*ROOT.glob("plugins/**/*.cu*"), *ROOT.glob("muster/**/*.cu*")])
@@ -36,3 +40,22 @@ def test_no_line_of_a_cuda_source_is_over_120_columns() -> None:
         if len(line) > 120
     ]
     assert long == []
+
+
+def header(source: Path) -> str:
+    """Return the comment at the top of a source."""
+    lines = takewhile(lambda line: line.startswith("//"), source.read_text(encoding="utf-8").splitlines())
+    return " ".join(" ".join(line.removeprefix("//") for line in lines).split())
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda one: f"{one.parent.name}-{one.name}")
+def test_header_of_a_source_has_its_launcher_or_user_and_its_architectures(source: Path) -> None:
+    text = header(source)
+    if source.suffix == ".cu":
+        assert re.search(r"\bLaunched by \w+\.py\b", text)
+    elif source.parent.name != "_cuda":
+        assert re.search(r"\b([Ll]aunched|[Uu]sed|[Ii]ncluded) by \w+", text)
+    else:
+        assert text
+        return  # of any family; an instruction that an architecture lacks has its PTX ISA there
+    assert re.search(r"\bsm_\d+", text)

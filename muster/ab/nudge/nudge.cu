@@ -3,8 +3,8 @@
 //   values [R, C], rows `stride` elements apart: BF16 by one unit in the last place, FP32 by 2^-16 of its value
 //
 // A hash of the element's number and a seed chooses the elements and directions (the finaliser of MurmurHash3, Appleby
-// 2011, public domain). The host computes the same bits (nudging.py). Any size. sm_80 and newer. It never starts early,
-// because it changes what the kernel before it wrote.
+// 2011, public domain). The host computes the same bits (nudging.py). Any size. Launched by
+// nudge_plugin.py, without PDL, because it changes the output of the previous kernel. sm_80 and newer.
 
 constexpr int THREADS = 256;
 constexpr unsigned SIZE_BITS = 0x7FFF, LARGEST = 0x7F00;  // a step below LARGEST never gives infinity
