@@ -26,14 +26,14 @@ constexpr int THREADS = 64;
 constexpr int ROWS_IN_FLIGHT = 4;  // rows with loads in flight together
 
 // Part of a sequence: rows begin .. end - 1 out of start .. stop - 1.
-struct Chunk {
+struct RowChunk {
     int sequence, start, stop, begin, end;
     __device__ __forceinline__ bool is_first() const { return begin == start; }
 };
 
 // The chunk with this index, counted over all sequences. Past the last, an empty one. By all lanes of a warp together.
-__device__ __forceinline__ Chunk chunk_of(const int* cu_rows, int M, int S, int rows_per_chunk, int index) {
-    if (cu_rows == nullptr) return index < S ? Chunk{index, index, index + 1, index, index + 1} : Chunk{};
+__device__ __forceinline__ RowChunk chunk_of(const int* cu_rows, int M, int S, int rows_per_chunk, int index) {
+    if (cu_rows == nullptr) return index < S ? RowChunk{index, index, index + 1, index, index + 1} : RowChunk{};
     const int lane = threadIdx.x & 31;
     for (int base = 0; base < S; base += 32) {
         const int s = base + lane;
@@ -58,7 +58,7 @@ __device__ __forceinline__ Chunk chunk_of(const int* cu_rows, int M, int S, int 
 }
 
 // Slots of the pool are 0 .. R - 1. Everything else is padding.
-__device__ __forceinline__ int slot_of(const int* slots, const Chunk& chunk, int R) {
+__device__ __forceinline__ int slot_of(const int* slots, const RowChunk& chunk, int R) {
     const int slot = chunk.begin < chunk.end ? slots[chunk.sequence] : -1;
     return slot < R ? slot : -1;
 }
@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w8(
     PackedVectors<TAPS> taps = {};
     if (has_channels) taps.load_from(weight + (size_t)vec * 8 * TAPS);
     pdl_wait();
-    const Chunk chunk = chunk_of(cu_rows, M, S, rows_per_chunk, blockIdx.x / blocks_per_row);
+    const RowChunk chunk = chunk_of(cu_rows, M, S, rows_per_chunk, blockIdx.x / blocks_per_row);
     const int slot = slot_of(slots, chunk, R);
     bf16* state_of_channel = state + (size_t)max(slot, 0) * C * (TAPS - 1) + state_offset;
     Raw<8> loaded[ROWS_IN_FLIGHT];
@@ -273,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) causal_conv1d_w1(
     const int channel = (blockIdx.x % blocks_per_row) * THREADS + threadIdx.x, memory = W - 1;
     pdl_launch_dependents();
     pdl_wait();
-    const Chunk chunk = chunk_of(cu_rows, M, S, rows_per_chunk, blockIdx.x / blocks_per_row);
+    const RowChunk chunk = chunk_of(cu_rows, M, S, rows_per_chunk, blockIdx.x / blocks_per_row);
     const int slot = slot_of(slots, chunk, R);
     const bool has_channels = channel < C;
     bf16* state_of_channel = state + ((size_t)max(slot, 0) * C + channel) * memory;

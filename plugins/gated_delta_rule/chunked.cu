@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(INTRA_THREADS, INTRA_BLOCKS) delta_
     const float* decay,        // [M, value_heads]
     const float* beta,         // [M, value_heads]
     const int* cu_rows,        // [S + 1]
-    Chunk* chunks,             // [chunk indices, value_heads]
+    ChunkResult* chunks,       // [chunk indices, value_heads]
     RowTiles* row_tiles,       // [chunk indices, key_heads]
     int M, int S, int first, int key_heads, int value_heads, int value_dim) {
     extern __shared__ __align__(1024) char memory[];
@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(INTRA_THREADS, INTRA_BLOCKS) delta_
     __syncthreads();
 
     // Stage 3: factors.
-    Chunk& to = chunks[blockIdx.x];
+    ChunkResult& to = chunks[blockIdx.x];
     if (thread < CHUNK) {
         const int i = thread, block = i / 16;
         const float unit_k = rsqrtf(w.row[0][i] + LENGTH_EPS);
@@ -299,7 +299,7 @@ static_assert(DELTA_EMPTY + STRIPS <= 16 && sizeof(InterChunk) == 99600);
 struct ChunkIterator {
     Heads heads;
     const __nv_bfloat16* qkv;
-    const Chunk* chunks;                  // of this head, from the first chunk on
+    const ChunkResult* chunks;            // of this head, from the first chunk on
     const RowTiles* tiles;                // of its key head
     int head, column, row, stop, thread;  // thread: in its group of warps
 
@@ -546,7 +546,7 @@ extern "C" __global__ void __launch_bounds__(INTER_THREADS, 2) delta_rule_inter_
     float* pool,                // [slots, value_heads, Dk, Dv]
     const int* slots,           // [S]
     const int* cu_rows,         // [S + 1]
-    const Chunk* chunks,        // [last - first, value_heads]
+    const ChunkResult* chunks,  // [last - first, value_heads]
     const RowTiles* row_tiles,  // [last - first, key_heads]
     __nv_bfloat16* out,         // [M, value_heads Dv]
     int M, int first, int last, int pool_slots, int key_heads, int value_heads, int value_dim) {

@@ -43,7 +43,7 @@ struct OutputInputs {
     uint4 p[TRIANGLE_TILES][32];
     float read_q[CHUNK];  // factors of q S: g / length of q
 };
-struct Chunk {
+struct ChunkResult {
     StateInputs for_state;
     OutputInputs for_outputs;
 };
@@ -51,7 +51,7 @@ struct Chunk {
 struct RowTiles {
     uint4 k[ROWS_BYTES / 16], q[ROWS_BYTES / 16];
 };
-static_assert(sizeof(RowTiles) == 32768 && sizeof(Chunk) == 21760);
+static_assert(sizeof(RowTiles) == 32768 && sizeof(ChunkResult) == 21760);
 static_assert(sizeof(StateInputs) % 16 == 0 && sizeof(OutputInputs) % 16 == 0);
 
 // --- device functions ---

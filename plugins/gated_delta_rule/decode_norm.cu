@@ -139,10 +139,10 @@ __device__ __forceinline__ void delta_rule_norm(
     __shared__ HeadSquares<BLOCK_TILES> squares;
     pdl_launch_dependents();
     const int block_tile = BLOCK_TILES == 1 ? 0 : threadIdx.x / TILE_THREADS;
-    const Tile tile(heads, blockIdx.x * BLOCK_TILES + block_tile, blockIdx.y, blockIdx.z);
+    const TilePosition tile(heads, blockIdx.x * BLOCK_TILES + block_tile, blockIdx.y, blockIdx.z);
     const DecodeRow row(heads, tile, qkv, slots, pool, pool_slots);
     squares.begin();
-    const Tile& at = row.at;
+    const TilePosition& at = row.at;
     const bool has_column = at.lane < COLUMNS / LANE_COLUMNS, is_writer = at.warp == 0 && has_column;
     const bool makes_factors = at.warp == 1 && has_column;
     auto out_offset = [&] { return ((size_t)at.sequence * heads.value_heads + at.head) * VALUE_DIM + at.column; };
@@ -223,7 +223,7 @@ __device__ __forceinline__ void step_tiles(const Heads& heads, const bf16* qkv, 
 #pragma unroll 1
     for (int tile = group; tile < tiles; tile += ANY_THREADS / TILE_THREADS) {
         const int head = blockIdx.x % heads.value_heads, sequence = blockIdx.x / heads.value_heads;
-        const DecodeRow row(heads, Tile(heads, tile, head, sequence), qkv, slots, pool, pool_slots);
+        const DecodeRow row(heads, TilePosition(heads, tile, head, sequence), qkv, slots, pool, pool_slots);
         RowInputs in;
         StatePart state;
         const int slot = row.load(in, state, decay, beta);

@@ -218,11 +218,11 @@ __device__ __forceinline__ float4 update_state(StatePart& state, const StepOpera
 }
 
 // The position of a thread: a tile of columns of one head of one sequence.
-struct Tile {
+struct TilePosition {
     int sequence, head, column, warp, lane;
     size_t state_offset;  // the offset of this thread's part of a head's state
 
-    __device__ __forceinline__ Tile(const Heads& heads, int tile, int head_, int sequence_)
+    __device__ __forceinline__ TilePosition(const Heads& heads, int tile, int head_, int sequence_)
         : sequence(sequence_), head(head_), warp(threadIdx.x / 32 % TILE_WARPS), lane(threadIdx.x & 31) {
         column = tile * COLUMNS + 4 * (lane & 7);
         state_offset = (size_t)(warp * 32 + (lane >> 3) * ROWS) * heads.value_dim + column;
@@ -234,13 +234,13 @@ struct Tile {
 // the speculative slot was wrong, the state is loaded again.
 struct DecodeRow {
     Heads heads;
-    Tile at;
+    TilePosition at;
     const int* slots;
     float *head, *pool;  // in slot 0; pool: this thread's part
     const __nv_bfloat16 *q, *v;
     int pool_slots, speculative_slot;
 
-    __device__ __forceinline__ DecodeRow(const Heads& heads_, const Tile& at_, const __nv_bfloat16* qkv,
+    __device__ __forceinline__ DecodeRow(const Heads& heads_, const TilePosition& at_, const __nv_bfloat16* qkv,
                                          const int* slots_, float* pool_, int pool_slots_)
         : heads(heads_), at(at_), slots(slots_ + at.sequence), pool_slots(pool_slots_), speculative_slot(-1) {
 #if __CUDA_ARCH__ >= 900
@@ -291,8 +291,8 @@ struct DecodeRow {
 
 // Updates the state by a single row. Returns, in warp 0, the output of this thread's columns before rounding.
 template <class Sync>
-__device__ __forceinline__ float4 step(StatePart& state, const StepOperands& in, WarpSums& warp_sums, const Tile& at,
-                                       Sync sync) {
+__device__ __forceinline__ float4 step(StatePart& state, const StepOperands& in, WarpSums& warp_sums,
+                                       const TilePosition& at, Sync sync) {
     const float4 delta = update_state(state, in, warp_sums, 0, at.warp, at.lane, sync);
     return at.warp > 0 ? make_float4(0, 0, 0, 0) : output_of(in, delta, warp_sums.total(0, 1, at.lane & 7));
 }

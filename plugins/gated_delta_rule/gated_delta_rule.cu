@@ -19,8 +19,8 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5) delta_rule_decode_
     __shared__ WarpSums warp_sums;
     pdl_launch_dependents();
     const Heads heads{key_heads, KEY_DIM, value_heads, value_dim};
-    const DecodeRow row(heads, Tile(heads, blockIdx.x, blockIdx.y, blockIdx.z), qkv, slots, pool, pool_slots);
-    const Tile& at = row.at;
+    const DecodeRow row(heads, TilePosition(heads, blockIdx.x, blockIdx.y, blockIdx.z), qkv, slots, pool, pool_slots);
+    const TilePosition& at = row.at;
     row.prefetch_state();
     pdl_wait();
     RowInputs in;
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(ROWS_THREADS, ROWS_BLOCKS) delta_ru
     pdl_launch_dependents();
     pdl_wait();
     const Heads heads{key_heads, key_dim, value_heads, value_dim};
-    const Tile at(heads, blockIdx.x, blockIdx.y, blockIdx.z);
+    const TilePosition at(heads, blockIdx.x, blockIdx.y, blockIdx.z);
     const int lane = at.lane, warp = threadIdx.x >> 5, slot = slots[at.sequence];
     const Rows rows(cu_rows, rows_each, at.sequence, M);
     const int count = rows.stop - rows.start;

@@ -11,7 +11,7 @@
 #include "pdl.cuh"
 #include "splits.cuh"
 
-struct Heads {
+struct HeadLayout {
     int N, key_dim, value_dim;
 
     __device__ __forceinline__ void store(__nv_bfloat16* first, __nv_bfloat16* second, int m, int n, float v) const {
@@ -58,7 +58,7 @@ struct Heads {
                       : scale_b) *                                                                 \
                 EXPONENT_GAP,                                                                      \
             M, rows, K, group, at.rank, [=](int m, int n, float v) {                               \
-                if (is_fused) Heads{N, key_dim, value_dim}.store(first, second, m, n, v);          \
+                if (is_fused) HeadLayout{N, key_dim, value_dim}.store(first, second, m, n, v);     \
                 else (is_a ? out_a : out_b)[(size_t)m * rows + n] = rounded(v);                    \
             });                                                                                    \
     }
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(K2048SmallN::WARPS * 32, K2048::BLO
     if (group < groups) {
         gemv_tiles<1, K2048, 2>(
             weight, x, x_stride, scale * EXPONENT_GAP, M, N, K, group, 0,
-            [=](int m, int n, float v) { Heads{N, key_dim, value_dim}.store(first, second, m, n, v); });
+            [=](int m, int n, float v) { HeadLayout{N, key_dim, value_dim}.store(first, second, m, n, v); });
         return;
     }
     group -= groups;

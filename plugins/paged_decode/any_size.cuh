@@ -8,7 +8,7 @@
 // One block of 128 threads has one query head.
 constexpr int ANY_THREADS = 128, ANY_COLUMNS = 8, ANY_TOKENS = 32;
 
-__device__ __forceinline__ void attend_any(const PagedCache& cache, const Row& row, float scale, int D) {
+__device__ __forceinline__ void attend_any(const PagedCache& cache, const ContextRow& row, float scale, int D) {
     __shared__ float scores[ANY_TOKENS];
     __shared__ int offsets[ANY_TOKENS];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;

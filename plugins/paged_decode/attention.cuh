@@ -100,7 +100,7 @@ struct StoredQueries {
     struct Memory {};
 
     __device__ __forceinline__ static bool has_new_token() { return false; }
-    __device__ __forceinline__ void begin(Queries<D>& q, const Row& row) {
+    __device__ __forceinline__ void begin(Queries<D>& q, const ContextRow& row) {
         constexpr int ALL = HEADS_PER_BLOCK * SwizzledRows<D>::VECS;
 #pragma unroll
         for (int first = 0; first < ALL; first += THREADS) {
@@ -110,7 +110,7 @@ struct StoredQueries {
                     shared_address(&q.vec(head, i % SwizzledRows<D>::VECS)), row.q + (exists ? 8 * i : 0), exists * 16);
         }
     }
-    __device__ __forceinline__ void make(Queries<D>& q, Memory& memory, const Row& row, bool is_owner) {}
+    __device__ __forceinline__ void make(Queries<D>& q, Memory& memory, const ContextRow& row, bool is_owner) {}
     // PENDING: groups of copies that were started later.
     template <int PENDING>
     __device__ __forceinline__ void end() {
@@ -256,7 +256,7 @@ struct SplitIterator {
     __device__ __forceinline__ static int after(int split, const RowBlocks& row_blocks) {
         return (split + 1) % GROUP_SPLITS != 0 ? split + 1 : split + 1 + (row_blocks.num_blocks - 1) * GROUP_SPLITS;
     }
-    __device__ __forceinline__ void advance(const Row& row, const RowBlocks& row_blocks, const Splits& splits) {
+    __device__ __forceinline__ void advance(const ContextRow& row, const RowBlocks& row_blocks, const Splits& splits) {
         token += splits.count * STEP_TOKENS;
         if (token >= row.length) *this = SplitIterator(after(split, row_blocks), splits);
     }
@@ -278,7 +278,7 @@ struct WarpExchange {
 
 // The shared memory of a block.
 template <int D, class Memory>
-struct Shared {
+struct AttentionShared {
     float4 tiles[WARPS * SwizzledRows<D>::RING_BYTES / 16];  // [WARPS][SLOTS][TILE_TOKENS][D] of BF16
     Queries<D> q;
     alignas(16) SoftmaxStats of_tile[WARPS][HEADS_PER_BLOCK];
@@ -320,11 +320,11 @@ __device__ __forceinline__ void combine_warps(
 // a block, after pdl_wait. ``entry`` is the table entry of this thread's first token. A length beyond its pages counts
 // as 0. scale includes log2(e).
 template <int D, class Source>
-__device__ __forceinline__ void attend_per_group(const PagedCache& cache, Row row, int entry, float scale,
+__device__ __forceinline__ void attend_per_group(const PagedCache& cache, ContextRow row, int entry, float scale,
                                                  const RowBlocks& row_blocks, Source& source) {
     constexpr int SLOTS = SwizzledRows<D>::SLOTS, TILE_BYTES = SwizzledRows<D>::TILE_BYTES,
                   RING_BYTES = SwizzledRows<D>::RING_BYTES;
-    using Memory = Shared<D, typename Source::Memory>;
+    using Memory = AttentionShared<D, typename Source::Memory>;
     static_assert(sizeof(Memory) <= WARPS * RING_BYTES + OTHER_BYTES);
     extern __shared__ __align__(1024) unsigned char memory[];
     Memory& shared = *reinterpret_cast<Memory*>(memory);
@@ -463,7 +463,8 @@ __device__ __forceinline__ void pair_barrier(int pair) { named_barrier_sync(1 + 
 
 // A block without a split: it combines some columns of all splits.
 template <int D>
-__device__ __forceinline__ void combine_splits(const PagedCache& cache, const Row& row, const RowBlocks& row_blocks) {
+__device__ __forceinline__ void combine_splits(const PagedCache& cache, const ContextRow& row,
+                                               const RowBlocks& row_blocks) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const Splits splits(checked_length(row.length, cache, row.entries), row_blocks.max_splits);
     if (splits.count > 1)
@@ -476,12 +477,12 @@ __device__ __forceinline__ void combine_splits(const PagedCache& cache, const Ro
 // entries of later steps assume the most splits. Only contexts with so many splits need them, so that no load waits for
 // the length.
 template <int D, class Source>
-__device__ __forceinline__ void attend_per_split(const PagedCache& cache, Row row, TableEntries entries, float scale,
-                                                 const RowBlocks& row_blocks, Source& source) {
+__device__ __forceinline__ void attend_per_split(const PagedCache& cache, ContextRow row, TableEntries entries,
+                                                 float scale, const RowBlocks& row_blocks, Source& source) {
     constexpr int SLOTS = SwizzledRows<D>::SLOTS, TILE_BYTES = SwizzledRows<D>::TILE_BYTES,
                   RING_BYTES = SwizzledRows<D>::RING_BYTES;
     constexpr int HALVES = SplitConfig<D>::HALVES, J = SplitConfig<D>::J;
-    using Memory = Shared<D, typename Source::Memory>;
+    using Memory = AttentionShared<D, typename Source::Memory>;
     static_assert(sizeof(Memory) <= WARPS * RING_BYTES + OTHER_BYTES);
     extern __shared__ __align__(1024) unsigned char memory[];
     Memory& shared = *reinterpret_cast<Memory*>(memory);
@@ -645,7 +646,7 @@ __device__ __forceinline__ void attend_per_split(const PagedCache& cache, Row ro
 }
 
 template <int D, bool SPLIT_KV>
-__device__ __forceinline__ void attend(const PagedCache& cache, const Row& row, const TableEntries& entries,
+__device__ __forceinline__ void attend(const PagedCache& cache, const ContextRow& row, const TableEntries& entries,
                                        float scale, const RowBlocks& row_blocks) {
     if constexpr (SPLIT_KV) {
         StoredQueries<D, SplitConfig<D>::WARPS> source;

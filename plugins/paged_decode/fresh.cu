@@ -34,7 +34,7 @@
         const BlockCoord at(per_key);                                                                                  \
         auto row_of = [&](int length) {                                                                                \
             const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                        \
-            return Row{                                                                                                \
+            return ContextRow{                                                                                         \
                 q + first, out + first, table, L, at.heads, at.key_head, length, gate ? gate + first : nullptr};       \
         };                                                                                                             \
         if (SPLIT_KV && (int)blockIdx.z >= num_blocks) {                                                               \
@@ -43,7 +43,7 @@
             return;                                                                                                    \
         }                                                                                                              \
         const TableEntries entries = at.table_entries_of<D, SPLIT_KV, true>(cache, table, L, max_splits);              \
-        const Row row = row_of(load_now(context_lens + at.row));                                                       \
+        const ContextRow row = row_of(load_now(context_lens + at.row));                                                \
         const int slot = load_now(slots + at.row), position = load_now(positions + at.row);                            \
         const size_t of_key = ((size_t)at.row * Hk + at.key_head) * D;                                                 \
         const bool is_kept = slot >= 0 && slot < (long long)P * B;                                                     \

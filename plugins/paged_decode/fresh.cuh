@@ -48,7 +48,7 @@ struct ProjectedQueries {
     }
     __device__ __forceinline__ bool has_new_token() const { return row.cache_row >= 0; }
 
-    __device__ __forceinline__ void begin(Queries<D>& queries, const Row& of) {
+    __device__ __forceinline__ void begin(Queries<D>& queries, const ContextRow& of) {
         const int lane = threadIdx.x % warp, first = threadIdx.x / warp * HEADS_PER_WARP;
         const bf16 *const key = row.k, *const value = row.v;
         if (lane >= VECS) return;
@@ -73,7 +73,7 @@ struct ProjectedQueries {
 
     // Computes the heads of a warp, and in the last warp the key. The first warp has the value. There is no barrier:
     // each warp computes its own angles.
-    __device__ __forceinline__ void make(Queries<D>& queries, Memory& memory, const Row& of, bool is_owner) {
+    __device__ __forceinline__ void make(Queries<D>& queries, Memory& memory, const ContextRow& of, bool is_owner) {
         const int lane = threadIdx.x % warp, of_block = threadIdx.x / warp, first = of_block * HEADS_PER_WARP;
         const bool has_vec = lane < VECS, makes_token = is_owner && has_new_token();
         const bool makes_key = makes_token && of_block == WARPS - 1;

@@ -32,7 +32,7 @@ struct PagedCache {
 
 // One row of one key head: ``heads`` of its query heads, q and out [heads, D], over ``length`` tokens in the pages of
 // ``table`` [entries]. With a gate, out = BF16(attention) * sigmoid(gate).
-struct Row {
+struct ContextRow {
     const __nv_bfloat16* q;
     __nv_bfloat16* out;
     const int* table;

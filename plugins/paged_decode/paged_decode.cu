@@ -55,7 +55,7 @@ struct Prefix {
         const BlockCoord at(per_key);                                                                                  \
         auto row_of = [&](int length) {                                                                                \
             const size_t first = ((size_t)at.row * Hk * per_key + at.head) * D;                                        \
-            return Row{                                                                                                \
+            return ContextRow{                                                                                         \
                 q + first, out + first, table, L, at.heads, at.key_head, length, gate ? gate + first : nullptr};       \
         };                                                                                                             \
         if (SPLIT_KV && (int)blockIdx.z >= num_blocks) {                                                               \
@@ -64,7 +64,7 @@ struct Prefix {
             return;                                                                                                    \
         }                                                                                                              \
         const TableEntries entries = at.table_entries_of<D, SPLIT_KV, false>(cache, table, S > 0 ? L : 0, max_splits); \
-        const Row row = row_of(prefix.length(context_lens, S));                                                        \
+        const ContextRow row = row_of(prefix.length(context_lens, S));                                                 \
         attend<D, SPLIT_KV>(                                                                                           \
             cache, row, entries, scale, at.row_blocks_of<D, SPLIT_KV>(num_blocks, max_splits, scratch, zeros));        \
     }
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(ANY_THREADS) paged_decode_any(
     const int head = blockIdx.x % (Hk * per_key);
     const Prefix prefix(cu_rows, S, blockIdx.x / (Hk * per_key));
     const size_t first = (size_t)blockIdx.x * D;
-    const Row row{
+    const ContextRow row{
         q + first,
         out + first,
         block_table + (size_t)prefix.sequence * L,

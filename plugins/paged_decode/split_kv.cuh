@@ -142,7 +142,7 @@ struct PartialOutput {
         rescale_add_columns<J>(total, part, scales);
     }
 
-    __device__ __forceinline__ void write(const Row& row, int D) const {
+    __device__ __forceinline__ void write(const ContextRow& row, int D) const {
         const int g = threadIdx.x >> 2 & 7, head = 2 * (threadIdx.x & 3) + (g & 1),
                   at = head * D + first_column() + (g & ~1);
         const bool exists = head < row.heads, is_gated = row.gate != nullptr;

@@ -19,7 +19,7 @@ constexpr int BINS = THREADS,
 constexpr int LIST_SIZE = BINS * COPIES, MAX_LISTED_K = 128;
 
 // mass(key) = 2^((logit - largest) * rate) * unit.
-struct Softmax {
+struct SoftmaxMass {
     float largest, rate, unit;
     __device__ __forceinline__ u64 mass(u32 key) const {
         return __float2ull_rz(exp2_approx((value_of(key) - largest) * rate) * unit);
@@ -36,7 +36,7 @@ struct RowWorkspace {
     u64 sums[SETS][BINS];
 };
 
-struct Shared {
+struct RadixShared {
     union {
         struct {
             u32 low[BINS * COPIES], high[BINS * COPIES];
@@ -53,7 +53,7 @@ struct Shared {
     u32 barriers_passed, passes;
 };
 // A global of the block, so that its address is known everywhere and is no parameter.
-__shared__ Shared shared;
+__shared__ RadixShared shared;
 
 // A logit in the descending order: a larger value comes first. The lower 16 bits are free.
 __device__ __forceinline__ u64 order_of(u32 key, u32 index, u32 low = 0xFFFFu) {
@@ -114,14 +114,14 @@ struct HistogramPass {
 };
 
 // A row, or this block's part of it.
-struct Row {
+struct LogitsRow {
     const bf16* logits;
     RowWorkspace* workspace;
     int V, row_bits, block;
 };
 
 // A barrier of all blocks of the row.
-__device__ __forceinline__ void row_barrier(const Row& row) {
+__device__ __forceinline__ void row_barrier(const LogitsRow& row) {
     __syncthreads();
     if (threadIdx.x == 0) {
         const u32 all = ++shared.barriers_passed << row.row_bits;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void row_barrier(const Row& row) {
 }
 
 // The sum of this thread's bin over the row. By all threads. Parameters are passed by value, in registers.
-__device__ __noinline__ u64 sum_bins(Row row, HistogramPass pass, Softmax softmax) {
+__device__ __noinline__ u64 sum_bins(LogitsRow row, HistogramPass pass, SoftmaxMass softmax) {
     const RowSlice slice(row.V, row.row_bits, row.block);
     __syncthreads();
     const u32 set = shared.passes % SETS, copy = threadIdx.x % COPIES;
@@ -184,7 +184,7 @@ __device__ __noinline__ u64 sum_bins(Row row, HistogramPass pass, Softmax softma
 
 // The index of the wanted-th logit with this key, counted from 1 by rising index. The result is 0 in blocks that do not
 // need it.
-__device__ __noinline__ u32 index_of(Row row, u32 key, u64 wanted, bool is_needed) {
+__device__ __noinline__ u32 index_of(LogitsRow row, u32 key, u64 wanted, bool is_needed) {
     int bits = 0;
 #pragma unroll 1
     while (BINS << bits < row.V) ++bits;
@@ -213,7 +213,7 @@ struct Selected {
     u32 key;
     u64 rest;
 };
-__device__ __noinline__ Selected select_k(Row row, u64 wanted, u32 least) {
+__device__ __noinline__ Selected select_k(LogitsRow row, u64 wanted, u32 least) {
     const Found upper = search(sum_bins(row, {least, HIGHEST_KEY, 8, false, false}, {}), wanted);
     const u32 begin = (BINS - 1 - upper.bin) << 8;
     const Found lower = search(sum_bins(row, {max(least, begin), begin | 0xFFu, 0, false, false}, {}), upper.rest);
@@ -222,7 +222,7 @@ __device__ __noinline__ Selected select_k(Row row, u64 wanted, u32 least) {
 
 // By all threads, after the last read of ``workspace``. True in the last block of the row, which sees all writes of the
 // others, and clears the workspace.
-__device__ __forceinline__ bool is_last_block(const Row& row) {
+__device__ __forceinline__ bool is_last_block(const LogitsRow& row) {
     if (row.row_bits == 0) return true;
     __syncthreads();
     if (threadIdx.x == 0) shared.index = add_acq_rel(&row.workspace->done, 1);

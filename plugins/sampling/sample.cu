@@ -53,7 +53,7 @@ struct Limits {
 };
 
 // By a warp: the token, from the sorted list of the top_k logits.
-__device__ __forceinline__ u32 draw_from_list(const Limits& limits, const Softmax& softmax, u32 listed) {
+__device__ __forceinline__ u32 draw_from_list(const Limits& limits, const SoftmaxMass& softmax, u32 listed) {
     u64* const sums = shared.list;  // inclusive prefix sums
     u64 kept = 0;
 #pragma unroll 1
@@ -85,7 +85,7 @@ __device__ __forceinline__ u32 draw_from_list(const Limits& limits, const Softma
 }
 
 // By all blocks of the row: the token, in the block that needs it.
-__device__ __noinline__ u32 draw_from_whole_row(Row row, Limits limits, float unit, u32 own, bool is_needed) {
+__device__ __noinline__ u32 draw_from_whole_row(LogitsRow row, Limits limits, float unit, u32 own, bool is_needed) {
     own = __reduce_max_sync(ALL_LANES, own);
     if (threadIdx.x % 32 == 0) shared.tops[threadIdx.x / 32] = own;
     __syncthreads();
@@ -97,7 +97,7 @@ __device__ __noinline__ u32 draw_from_whole_row(Row row, Limits limits, float un
         own = load_relaxed(&row.workspace->largest);
     }
     if (own <= LOWEST_KEY) return 0;  // no logit above -infinity
-    const Softmax softmax{value_of(own), rate_of(limits.temperature), unit};
+    const SoftmaxMass softmax{value_of(own), rate_of(limits.temperature), unit};
     if (!isfinite(softmax.largest)) return index_of(row, own, 1, is_needed);
     // The row's sums leave out the last key, of which top_k keeps a part.
     u32 least = 0;
@@ -137,8 +137,8 @@ constexpr u64 ONE = 1ull << 58;
 
 // By the merging block: the token, from up to MAX_UNSORTED listed logits, without sorting. A lane has one logit. A warp
 // adds, for all lanes, EACH of the logits that may be larger.
-__device__ __forceinline__ void draw_unsorted(u32 listed, const Limits& limits, const Softmax& softmax, bool is_drawn,
-                                              u32 wanted, int* out) {
+__device__ __forceinline__ void draw_unsorted(u32 listed, const Limits& limits, const SoftmaxMass& softmax,
+                                              bool is_drawn, u32 wanted, int* out) {
     constexpr u32 EACH = MAX_UNSORTED / WARPS;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u64 order = lane < listed ? shared.list[lane] : 0;
@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     const int wanted = is_drawn ? limits.top_k : 1;
     if (wanted == 0 || wanted > MAX_LISTED_K) {
         if (is_merger) drop_candidates(candidates, row_bits);
-        const Row all{row, workspace + m, V, row_bits, block};
+        const LogitsRow all{row, workspace + m, V, row_bits, block};
         const u32 token = draw_from_whole_row(all, limits, unit, own, is_merger);
         if (is_merger && threadIdx.x == 0) out[m] = token;
         is_last_block(all);
@@ -213,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     u32 largest;
     const u32 listed = collect_largest(candidates, row, V, row_bits, wanted, &largest);
     if (listed <= MAX_UNSORTED && wanted <= MAX_FAST_K && V >= MIN_EXACT) {
-        const Softmax softmax{value_of(largest), rate, unit};
+        const SoftmaxMass softmax{value_of(largest), rate, unit};
         return draw_unsorted(listed, limits, softmax, is_drawn && isfinite(softmax.largest), wanted, out + m);
     }
     for_each_ranked(listed, [&](u32 place, u64 order) {
@@ -221,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) sample_top_k_top_p(
     });
     __syncthreads();
     if (threadIdx.x >= 32) return;
-    const Softmax softmax{value_of(key_in(shared.sorted[0])), rate, unit};
+    const SoftmaxMass softmax{value_of(key_in(shared.sorted[0])), rate, unit};
     u32 token = index_in(shared.sorted[0]);
     if (is_drawn && isfinite(softmax.largest)) token = draw_from_list(limits, softmax, wanted);
     if (threadIdx.x == 0) out[m] = token;

@@ -54,7 +54,7 @@ __device__ __forceinline__ void sort_and_write(const bf16* logits, int k, int* i
     }
 }
 
-__device__ __forceinline__ void select(const Row& row, int k, int* ids, float* values) {
+__device__ __forceinline__ void select(const LogitsRow& row, int k, int* ids, float* values) {
     const RowSlice slice(row.V, row.row_bits, row.block);
     // Stage 1: the k-th logit.
     const Selected last = select_k(row, k, 0);

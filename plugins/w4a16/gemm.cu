@@ -3,9 +3,9 @@
 // ... Launched by launch.py. sm_80 and newer.
 #include "gemm.cuh"
 
-#define ENTRY(NAME, ALIGNED, SHARED, ...)                  \
-    using Of_##NAME = Tile<__VA_ARGS__, Weights::WEIGHTS>; \
-    static_assert(Of_##NAME::SHARED_BYTES == SHARED);      \
+#define ENTRY(NAME, ALIGNED, SHARED, ...)                        \
+    using Of_##NAME = TileConfig<__VA_ARGS__, Weights::WEIGHTS>; \
+    static_assert(Of_##NAME::SHARED_BYTES == SHARED);            \
     W4A16_ENTRY(NAME, Of_##NAME, ALIGNED)
 
 ENTRIES

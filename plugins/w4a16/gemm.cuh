@@ -98,7 +98,7 @@ __device__ __forceinline__ void gemm_tile(Problem p, __nv_bfloat16* __restrict__
     decode_scales<T>(pairs(0), stage_buffer(0));
     decode_scales<T>(pairs(1), stage_buffer(1));
     __syncthreads();
-    Pipeline<T> pipeline;
+    RegisterPipeline<T> pipeline;
     pipeline.x_base = x_offset<T>(warp_m * T::WM + (lane & 15), lane >> 4);
     pipeline.warp_n = warp_n, pipeline.lane = lane;
     pipeline.start(stage_buffer(0), pairs(0));
@@ -118,7 +118,7 @@ __device__ __forceinline__ void gemm_tile(Problem p, __nv_bfloat16* __restrict__
             if constexpr (at.INDEX == 0) load_codes<T, WIDE>(stage_buffer(free), p, load_stage * T::BK);
             if constexpr (at.INDEX == 1) load_scales<T, WIDE>(stage_buffer(stage), p, (load_stage + 1) * T::BK);
             if constexpr (at.INDEX == 2) load_x<T>(stage_buffer(free), p, load_stage * T::BK), cp_async_commit();
-            if constexpr (at.INDEX == Pipeline<T>::BLOCKS / 2)
+            if constexpr (at.INDEX == RegisterPipeline<T>::BLOCKS / 2)
                 decode_scales<T>(pairs(last_scales), stage_buffer(next_index(next, T::STAGES)));
         };
         pipeline.template multiply<0>(

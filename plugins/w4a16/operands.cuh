@@ -178,7 +178,7 @@ struct Block {
 // The register pipeline of a warp: the next rows of x, decoded weights of this step and of the next, and packed weights
 // of the steps after them. Loads and decoding run ahead of the mma, also across stages.
 template <class T>
-struct Pipeline {
+struct RegisterPipeline {
     static constexpr int X_STAGES = T::MT >= 8 ? 3 : 2, BLOCKS = T::GROUPS * T::MT;  // 3 are 1% faster with large WM
     static_assert(BLOCKS >= 4);
     u32 x[X_STAGES + 1][4], b[2][T::NT][2];

@@ -8,7 +8,7 @@ enum class Weights { TRANSPOSED, ROW_MAJOR };  // codes [K/2, N] and scales [K/1
 // A block computes BM x BN outputs with BK k in a stage, a warp WM x WN. Of STAGES stages one is multiplied, one has
 // arrived, and the others are in flight. BLOCKS is the occupancy of the launch bounds, which limits the registers.
 template <int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, int BLOCKS_, Weights WEIGHTS_ = Weights::TRANSPOSED>
-struct Tile {
+struct TileConfig {
     static constexpr int BM = BM_, BN = BN_, BK = BK_, WM = WM_, WN = WN_, STAGES = STAGES_, BLOCKS = BLOCKS_;
     static constexpr Weights WEIGHTS = WEIGHTS_;
     static constexpr int WARPS_N = BN / WN, WARPS = BM / WM * WARPS_N, THREADS = 32 * WARPS;

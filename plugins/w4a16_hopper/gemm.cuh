@@ -123,7 +123,7 @@ __device__ __forceinline__ void for_each_work_unit(const Schedule& s, Visit visi
 }
 
 template <class F>
-struct Pipeline {
+struct TmaPipeline {
     u32 base;
     u32 stage = 0, phase = 0;
 
@@ -173,7 +173,7 @@ struct Producer {
         const int block = min((int)row_tile * F::WARPGROUPS + loader - 1, row_blocks - 1);
         chunks = weight + (size_t)block * chunks_per_block * CHUNK_BYTES;
     }
-    __device__ __forceinline__ void copy(const Pipeline<F>& pipeline, u32 step) const {
+    __device__ __forceinline__ void copy(const TmaPipeline<F>& pipeline, u32 step) const {
         constexpr u32 WEIGHT_BYTES = F::SPAN * CHUNK_BYTES;
         mbarrier_arrive_expect_tx(
             pipeline.full(), loader ? WEIGHT_BYTES : F::SPAN * CHUNK_K * 2 * schedule.tile_tokens);
@@ -185,7 +185,7 @@ struct Producer {
         for (int i = 0; i < F::SPAN; ++i)
             tma_load_2d(pipeline.x(i), x, (step * F::SPAN + i) * CHUNK_K, token, pipeline.full());
     }
-    __device__ __forceinline__ void run(Pipeline<F> pipeline) {
+    __device__ __forceinline__ void run(TmaPipeline<F> pipeline) {
         // The previous kernel may write x, never weights.
         if (loader == 0) pdl_wait();
         for_each_work_unit(schedule, [&](const WorkUnit& p) {
@@ -204,7 +204,7 @@ struct Producer {
 template <class F>
 struct Consumer {
     static constexpr int SUMS = F::TOKENS / 2;
-    Pipeline<F> pipeline;
+    TmaPipeline<F> pipeline;
     int group, warp, lane;
     u32 sixteen;  // 16, opaque to the compiler (pair_of_scale)
     float sums[SUMS];
@@ -392,7 +392,7 @@ __device__ __forceinline__ void gemm(const TensorMap& x, const u8* __restrict__ 
     s.workers = gridDim.x;
     const u32 blocks = F::CLUSTER_REDUCES ? cluster_size() : 1;
     s.worker = blocks > 1 ? blockIdx.x : s.workers - 1 - blockIdx.x;
-    const Pipeline<F> pipeline{base};
+    const TmaPipeline<F> pipeline{base};
     if (threadIdx.x == 32) pipeline.init();
     if (blocks > 1) {
         if (threadIdx.x == 0)

@@ -68,3 +68,18 @@ def test_each_instruction_of_the_layer_stands_in_one_header() -> None:
     # mma.sync stands in the decode of NVFP4 too: one statement with it (nvfp4_mma.cuh).
     shared = {name: where for name, where in places.items() if len(where) > 1}
     assert shared == {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": ["mma.cuh", "nvfp4_mma.cuh"]}
+
+
+# Names of several sources that mean one thing: a tile configuration, an online softmax, a pipeline of TMA stages, the
+# layout of a fused projection.
+OF_SEVERAL = {"HeadLayout", "Softmax", "TileConfig", "TmaPipeline", "WgmmaConfig"}
+
+
+def test_struct_of_a_source_has_the_name_of_no_other_thing() -> None:
+    places: dict[str, set[str]] = {}
+    for source in SOURCES:
+        text = source.read_text(encoding="utf-8")
+        for name in re.findall(r"^struct (?:alignas\(\d+\) )?(\w+)\b(?!<)[^;]*?\{", text, re.MULTILINE):
+            places.setdefault(name, set()).add(str(source.relative_to(ROOT)))
+    assert len(places) > 100
+    assert {name for name, where in places.items() if len(where) > 1} == OF_SEVERAL
