@@ -19,7 +19,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # What the numbers are where tokens are chosen.
+        # The ranges of the sampling kernel's types.
         least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
         is_right = (
             _is_number(self.temperature)

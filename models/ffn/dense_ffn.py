@@ -23,7 +23,7 @@ from kernel_muster.models.policy.gemv import WIDEST_TIER, row_tiles
 from kernel_muster.models.policy.phase import PHASES, Phase
 
 _NVFP4, _BF16 = "FFN weights are NVFP4", "FFN weights are BF16"
-# The tiles of each arm (0: none), and the kernel of a tile.
+# Rows of a tile in each arm (0: no tiles), and the kernel of a tile.
 _ARMS: dict[FfnArm, tuple[int, How]] = {
     "single": (1, "exact"),
     "k2": (2, "exact"),

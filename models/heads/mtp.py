@@ -41,7 +41,7 @@ class MtpHead:
         self._output = OutputNorm(ctx.for_layer("mtp.norm"), own)
         self._constants = {"eps": dims.rms_eps, "weight_offset": dims.norm_weight_offset}
         self.hidden = dims.hidden
-        #: The layers of its cache.
+        #: The dimensions of its own cache.
         self.dims = replace(own, layer_kinds=("attn",), gdn=None, mtp_layers=0)
 
     def forward(self, embedded: Any, hidden: Any, batch: Batch, cache: KvCache) -> Any:

@@ -25,7 +25,7 @@ from kernel_muster.registry.launch.tape import SideBlock
 from kernel_muster.registry.selection.handles import AnyHandle
 from kernel_muster.registry.values import frozen
 
-#: The parts replaced by the one launch of all inputs of a delta net.
+#: Decode steps that the one launch of all inputs of a delta net does not serve.
 LEFT = "more rows than is_one_launch takes"
 
 

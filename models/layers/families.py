@@ -70,7 +70,7 @@ def fused_or_parts(
 
 
 _GEMV = "w4a16_gemv"
-#: The part of a SwiGLU that its one launch replaces: the activation's kernel.
+#: SwiGLUs that no fused launch serves: the kernel of the activation does.
 GEMM_SWIGLU = "SwiGLU of more than 8 rows"
 
 

@@ -108,7 +108,7 @@ class NormTurnAppend:
             self.append = kernels.kernel(*_APPEND, reached_by=reached_by)
 
     def _decode_kernel(self, kernels: Lookups, dims: AttentionDims) -> AnyHandle | None:
-        """Look up attention at decode: from projections on, with the gate, or alone. Return the kernel beside it."""
+        """Look up attention at decode: from projections on, with the gate, or alone. Return that of other cases."""
         if not dims.gated:
             return kernels.kernel(*_PAGED, reached_by="decode")
         behind = (PAGED_GATED, _PAGED)
@@ -128,7 +128,7 @@ class NormTurnAppend:
         return bool(self._kernel) and positions.ndim == 1
 
     def attends(self, batch: Batch) -> bool:
-        """Whether its kernel includes attention."""
+        """Whether :meth:`attend` serves this batch: a decode step with one position for each token."""
         return bool(self._attend) and batch.phase == "decode" and batch.positions.ndim == 1
 
     def forward(self, q: Any, k: Any, v: Any, batch: Batch, cache: KvCache) -> None:

@@ -11,7 +11,7 @@ from kernel_muster.registry.levers import Levers
 # chunk: the few rows of one sequence; verify_n: the rows of any number of sequences, with the state after each.
 GdnArm = Literal["single", "strided", "norm_strided", "prefill", "prefill_chunked", "chunk", "verify_n"]
 FUSED_VERIFY_ROWS = (2, 3)
-#: The head sizes of the compiled chunk kernels: the values of a key, and the factor of the values of a head.
+#: Head sizes of the compiled chunk kernels: the size of a key, and the divisor of the size of a value.
 CHUNKED_KEY_DIM, CHUNKED_VALUE_DIMS = 128, 32
 CHUNKED_PREFILL_ROWS = Threshold(
     "rows a sequence of a prefill above which the delta rule takes it in chunks",

@@ -10,7 +10,7 @@ from kernel_muster.registry.levers import Levers
 #: Row counts of the compiled tiers.
 TIERS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 WIDEST_TIER = 16
-#: Most rows of the wide launch, which takes 32 rows at a time. It covers the row counts between tiers and chunks.
+#: Most rows of the wide launch, which takes 32 rows at a time. It covers the row counts above the tiers.
 WIDE_TIER = 256
 
 # N = K = 5120, us, on a GB10 (its SIMT kernels paid about 80 instructions for each unused row; 9 to 15 rows not

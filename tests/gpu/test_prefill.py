@@ -26,7 +26,7 @@ MMA, ROWS = "prefill_paged_attn_mma", "prefill_paged_attn"
 PAGE = 16
 # Heads of the models, and odd ones: query heads, key heads, values.
 HEADS = [(16, 2, 256), (24, 4, 256), (32, 4, 128), (10, 2, 256), (3, 3, 128)]
-# A weight in one BF16 errs by at most 2^-9. Errors of a context's weights are independent. A result is rounded once.
+# A weight in one BF16 errs by at most 2^-9. Errors of a context's weights are independent. A result rounds as usual.
 NEAR = 2.0**-8
 
 
