@@ -14,9 +14,9 @@ from kernel_muster.MODEL_toml.waivers import Expectation, contradicting_levers, 
 from kernel_muster.MODEL_toml.wording import dotted, shown
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.levers import Lever
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.suggestions import Names
 
-NO_LEVER = "nobody declares a lever"
 _TABLES = ("expected_absent", "expected_present")
 
 
@@ -136,8 +136,9 @@ def lever_scope_problems(scopes: Iterable[tuple[Path, str]], declared: Mapping[s
     for path, text in scopes:
         name, _, value = text.partition("=")
         if name not in declared:
-            why = f"{dotted(path)}: {NO_LEVER} {name}{names.did_you_mean(name)}"
-            yield Problem(path, why, "muster levers lists all of them")
+            near = names.near(name)
+            why = message("bad_manifest.lever", path=dotted(path), lever=name, near=near)
+            yield Problem(path, why, message("remedy.list_levers"), "" if near else "muster_levers")
             continue
         try:
             declared[name].parse(value)

@@ -14,6 +14,7 @@ from kernel_muster.MODEL_toml.problems import Problem, validated
 from kernel_muster.MODEL_toml.wording import dotted, tidy
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.levers import Lever
+from kernel_muster.registry.messages.message import message
 
 #: The shipped manifests are about 3 KiB; a file this large is no manifest.
 MOST_BYTES = 256 * 1024
@@ -118,6 +119,7 @@ def _in_order(problems: Iterable[Problem], lines: Lines) -> list[Problem]:
 
 def _finding(file: str, problem: Problem, lines: Lines | None) -> Finding:
     subject = dotted(problem.path) or file
-    why = problem.why if problem.path else f"{file}: {problem.why}"
+    why = problem.why if problem.path else message("bad_manifest.file", file=file, why=problem.why)
     where = file if lines is None else f"{file}:{line_of(lines, problem.path)}"
-    return Finding("BAD_MANIFEST", subject, why, (where,), (problem.remedy,) if problem.remedy else ())
+    remedies = (problem.remedy,) if problem.remedy else ()
+    return Finding("BAD_MANIFEST", subject, why, (where,), remedies, lacks=problem.lacks)

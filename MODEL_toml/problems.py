@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from kernel_muster.MODEL_toml.schema import EXTENSION_PATTERN, LONG_FORM, SHORT_FORM, Document
 from kernel_muster.MODEL_toml.wording import PathPart, dotted, shown, type_name
+from kernel_muster.registry.errors import Lacks
 from kernel_muster.registry.suggestions import Names
 from kernel_muster.registry.values import frozen
 from pydantic import BaseModel, ValidationError
@@ -32,6 +33,7 @@ class Problem:
     path: Path
     why: str
     remedy: str = ""
+    lacks: Lacks = ""
 
 
 def validated(data: dict[str, Any]) -> tuple[Document | None, dict[str, Any], list[Problem]]:

@@ -14,6 +14,7 @@ from kernel_muster.MODEL_toml.wording import shown
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import near
 from kernel_muster.registry.levers import Lever
+from kernel_muster.registry.messages.message import message, quoted
 from kernel_muster.registry.values import frozen
 
 MANIFEST_NAME = "MODEL.toml"
@@ -290,13 +291,13 @@ def _tie(found: list[Manifest], subject: str, reference: str | None, steps: tupl
 def _unknown(subject: str, why: str, near_names: Iterable[str], called: Iterable[str] = ()) -> Finding:
     """Report a model without a manifest; ``called`` are models whose needle the reference holds."""
     names = list(near_names)
-    hint = f"; did you mean {' or '.join(names)}?" if names else ""
     remedies = (
-        *(f"name {name}, whose text the reference holds, if it is that model" for name in called),
-        "muster models lists all of them",
-        "or write a manifest for it, and give that: --manifest FILE, or boot(manifest=FILE)",
+        *(message("remedy.name_model", model=name) for name in called),
+        message("remedy.list_models"),
+        message("remedy.write_manifest"),
     )
-    return Finding("UNKNOWN_MODEL", subject, why + hint, (), remedies)
+    found = message("unknown_model", why=quoted(why), near=names)
+    return Finding("UNKNOWN_MODEL", subject, found, (), remedies, lacks="" if names else "muster_manifests")
 
 
 def _names(manifests: Iterable[Manifest]) -> str:

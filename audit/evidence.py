@@ -71,6 +71,7 @@ class Evidence:
     proof_findings: tuple[Finding, ...] = ()
     tuning: TuningFacts | None = None  # of the table that decides thresholds
     failure: str = ""
+    is_failure_reported: bool = False  # a finding covers it
     builders: tuple[ModelBuilder, ...] = ()  # that built in this boot
     decider: Selector | None = None  # of the boot's lookups: it knows the decisions already
     digests: Digests = field(default_factory=Digests)  # of sources that were read; one for a boot

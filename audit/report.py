@@ -1,20 +1,25 @@
 """The report of one audit: plain data, from which text, JSON and Markdown are rendered."""
 
 from dataclasses import field
-from typing import Literal
+from typing import Any, Literal
 
-from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.errors import Lacks, UsageError
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/report"
-VERSION = "1.2"
+VERSION = "1.3"
 
 Outcome = Literal["found", "fallback", "waived", "absent"]
 
 
 @frozen(kw_only=True)
 class FindingRow:
-    """One finding with its severity in this boot."""
+    """One finding with its severity in this boot.
+
+    ``template`` and ``parameters`` are the sentence of ``why`` as data: its name, and the values that fill it.
+    ``cause``, ``lacks`` and ``needed_by`` link findings: the plugin whose absence led to this one, the hook that would
+    have given the missing thing, and the plugins that failed for want of the subject's contracts.
+    """
 
     code: str
     severity: Literal["refuse", "warn", "note"]
@@ -27,6 +32,12 @@ class FindingRow:
     remedies: tuple[str, ...]
     explains: tuple[str, ...]
     log: str
+    # since 1.3
+    template: str = "quoted"
+    parameters: dict[str, Any] = field(default_factory=dict, compare=False)
+    cause: str = ""
+    lacks: Lacks = ""
+    needed_by: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -155,6 +166,7 @@ class Report:
     builder: str = ""
     maturity: str = ""
     recorded_run: str = ""  # since 1.2
+    failure_reported: bool = False  # since 1.3: a finding covers the failure
 
     @property
     def passed(self) -> bool:

@@ -26,7 +26,7 @@ from kernel_muster.MODEL_toml.schema import QUANTS
 from kernel_muster.registry.contract.digests import Digests
 from kernel_muster.registry.contract.specs import STAGES
 from kernel_muster.registry.discovery.loading import process_changed
-from kernel_muster.registry.errors import BootRefused, UsageError
+from kernel_muster.registry.errors import BootRefused, UsageError, is_reported
 from kernel_muster.registry.findings import PROFILES, Finding
 from kernel_muster.registry.foreign_text import written
 from kernel_muster.registry.hardware.arch import CPU
@@ -104,7 +104,7 @@ class BootSession:
         self._is_refused = False
         self._observers_failed: tuple[Finding, ...] = ()
         self._is_complete = True
-        self._failure = ""
+        self._failure, self._is_failure_reported = "", False
         self._checked = Checked()
         self._digests = Digests()  # of sources that were read
 
@@ -167,6 +167,7 @@ class BootSession:
     def _break_off(self, error: BaseException) -> None:
         """Record that the boot ends before its model is built."""
         self._is_complete, self._failure = False, cause_chain(error)
+        self._is_failure_reported = is_reported(error)
         self._lookups.close(_CUT_SHORT)
 
     def _refusal(self) -> BootRefused:
@@ -255,6 +256,7 @@ class BootSession:
             opening=(*opening.findings, *self._observers_failed),
             is_complete=self._is_complete,
             failure=self._failure,
+            is_failure_reported=self._is_failure_reported,
         )
         if not with_lookups:
             return evidence

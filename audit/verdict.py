@@ -1,13 +1,10 @@
 """The verdict: all rules over one body of evidence, consequences linked to their causes, sorted."""
 
-import re
 from collections.abc import Iterable
 
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules import RULES
 from kernel_muster.audit.rules.causes import consequence
-from kernel_muster.MODEL_toml.crosscheck import NO_LEVER
-from kernel_muster.registry.contract.builders import NO_BUILDER
 from kernel_muster.registry.findings import ABSENCE_CODES, Finding, Profile, Severity, sort_key
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.selection.catalog import Catalog
@@ -104,15 +101,15 @@ def link_consequences(
 ) -> tuple[tuple[Finding, ...], list[Finding]]:
     """Move what a failed plugin explains into that plugin's finding: misses, and models, builders and levers."""
     whole = list(opening)
-    causes = [finding for finding in whole if _lacking(finding) is None]
+    causes = [finding for finding in whole if not finding.lacks]
     explained: dict[int, list[str]] = {}
     rest = []
     link = _Links(catalog, causes)
-    for finding in (*(finding for finding in whole if _lacking(finding) is not None), *found):
+    for finding in (*(finding for finding in whole if finding.lacks), *found):
         at = link.cause_of(finding)
         if at is None:
             rest.append(finding)
-        elif _lacking(finding):
+        elif finding.lacks:
             explained.setdefault(at, []).append(f"{finding.code} {finding.subject}: {finding.why}")
         else:
             explained.setdefault(at, []).append(consequence(finding))
@@ -130,8 +127,8 @@ class _Links:
                 subjects.setdefault(cause.subject, at)
                 for text in cause.where:
                     labels.setdefault(text, at)
-                for match in filter(None, map(_ORPHAN.match, cause.explains)):
-                    orphans.setdefault(match[1], at)
+                for name in cause.needed_by:
+                    orphans.setdefault(name, at)
         #: Of each plugin, the finding about it alone, the one about several of them, or that of what it needs.
         self._places: dict[str, int] = {}
         for row in self._rows:
@@ -143,27 +140,10 @@ class _Links:
 
     def cause_of(self, finding: Finding) -> int | None:
         """Return the place of the finding that explains one; None where none does."""
-        hook = _lacking(finding)
-        if hook is None:
+        hook = finding.lacks
+        if not hook:
             return self._places.get(finding.cause) if finding.cause else None
         if hook not in self._by_hook:
             places = (self._places.get(row.name) for row in self._rows if not row.hooks or hook in row.hooks)
             self._by_hook[hook] = min((at for at in places if at is not None), default=None)
         return self._by_hook[hook]
-
-
-# Written by discovery into the finding of the plugin that an orphan needs.
-_ORPHAN = re.compile(r"plugin (.+) needs the contract ")
-
-
-def _lacking(finding: Finding) -> str | None:
-    """Return the hook through which a plugin would have given what a finding lacks; a misspelt name lacks nothing."""
-    if finding.code == "REQUEST_NOT_HONORED" and NO_BUILDER in finding.why:
-        return "muster_models"
-    if "did you mean" in finding.why:
-        return None
-    if finding.code == "UNKNOWN_MODEL" and not finding.where:
-        return "muster_manifests"
-    if finding.code in ("UNKNOWN_LEVER", "BAD_MANIFEST") and NO_LEVER in finding.why:
-        return "muster_levers"
-    return None

@@ -61,14 +61,14 @@ def build_model(
         if dims.drafter is not None:
             raise UsageError(f"{dims.name} cannot be built: it is a drafter of {dims.drafter.target}, not a model")
     except UsageError as error:
-        kernels.request_failed(f"manifest {manifest.model.name}", str(error), where=table_line(manifest, error))
+        kernels.request_failed(f"manifest {manifest.model.name}", error, where=table_line(manifest, error))
         raise
     try:
         check_checkpoint(manifest, kernels, weights)
     except UsageError as error:
         checkpoint: Any = getattr(weights, "checkpoint", None)
         where = str(Path(checkpoint.folder) / CONFIG_NAME)
-        kernels.request_failed(f"checkpoint of {manifest.model.name}", str(error), where=where)
+        kernels.request_failed(f"checkpoint of {manifest.model.name}", error, where=where)
         raise
     model = build_from_dims(dims, kernels, weights, max_rows)
     check_patterns(dims.name, kernels, weights)
@@ -88,7 +88,7 @@ def build_from_dims(
             model = _build(ctx, dims, kernels)
     except UsageError as error:
         if isinstance(error.__cause__, MemoryError):
-            kernels.request_failed(f"weights of {dims.name}", str(error))
+            kernels.request_failed(f"weights of {dims.name}", error)
         raise
     ctx.memory.release()
     return model
@@ -145,9 +145,9 @@ def check_checkpoint(manifest: HasModelTable, kernels: Lookups, weights: object)
 def check_patterns(name: str, kernels: Lookups, weights: object) -> None:
     """Refuse requantise patterns without a match in the model: the weights would keep their size."""
     if unmatched := getattr(weights, "unmatched", ()):
-        why = f"no weight of {name} is named like {', '.join(unmatched)}: correct what shall be requantised"
-        kernels.request_failed(f"weights of {name}", why)
-        raise UsageError(why)
+        error = UsageError(f"no weight of {name} is named like {', '.join(unmatched)}: correct the requantise patterns")
+        kernels.request_failed(f"weights of {name}", error)
+        raise error
 
 
 def check_modalities(name: str, modalities: Iterable[str]) -> None:

@@ -68,7 +68,7 @@ def build_drafter(
             raise UsageError(f"{dims.name} cannot be built: its manifest has no [dflash] table")
         check_checkpoint(manifest, kernels, weights)
     except UsageError as error:
-        kernels.request_failed(f"manifest {manifest.model.name}", str(error), where=table_line(manifest, error))
+        kernels.request_failed(f"manifest {manifest.model.name}", error, where=table_line(manifest, error))
         raise
     return drafter_from_dims(dims, kernels, weights, target, max_rows)
 

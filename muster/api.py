@@ -141,7 +141,7 @@ def build_model(manifest: Manifest, kernels: Lookups, weights: Any = None) -> An
     except MusterError as error:
         # A manifest without model_type is named by its first line.
         where = manifest.where("model", "model_type")
-        kernels.request_failed(f"manifest {manifest.name}", str(error), where=where)
+        kernels.request_failed(f"manifest {manifest.name}", error, where=where)
         raise
     kernels.built_by(builder)
     return builder.build(manifest, kernels, weights)

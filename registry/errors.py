@@ -1,9 +1,11 @@
 """Every exception that kernel_muster raises on purpose."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from kernel_muster.registry.foreign_text import Medium, written
 
+#: A hook through which a plugin gives a model, a manifest or a lever.
+Lacks = Literal["", "muster_models", "muster_manifests", "muster_levers"]
 #: A refused boot has its whole report as its text.
 MOST_IN_EXCEPTIONS = 4_000_000
 
@@ -15,12 +17,23 @@ class MusterError(Exception):
     """
 
     medium: ClassVar[Medium] = "exception"
+    #: The hook that would have given the missing thing; see :class:`Finding`.
+    lacks: ClassVar[Lacks] = ""
+    #: Whether a finding of the boot covers it.
+    is_reported: bool = False
 
     def __str__(self) -> str:
         return written(Exception.__str__(self), self.medium, MOST_IN_EXCEPTIONS)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (type(self), self.args, self.__dict__)
+
+
+def is_reported(error: BaseException | None) -> bool:
+    """Whether a finding covers an exception, or its cause."""
+    while error is not None and not (isinstance(error, MusterError) and error.is_reported):
+        error = error.__cause__
+    return error is not None
 
 
 def _remade(kind: type[MusterError], args: tuple[Any, ...], held: dict[str, Any]) -> MusterError:
@@ -31,6 +44,12 @@ def _remade(kind: type[MusterError], args: tuple[Any, ...], held: dict[str, Any]
 
 class UsageError(MusterError):
     """The caller asked for something that makes no sense, or named a file that cannot be read."""
+
+
+class NoBuilder(MusterError):
+    """No plugin that loaded gives a builder of the model type."""
+
+    lacks = "muster_models"
 
 
 class UndeclaredLever(MusterError, KeyError):

@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
+from kernel_muster.registry.errors import Lacks
+from kernel_muster.registry.messages.message import plain_values, quoted
 from kernel_muster.registry.values import frozen
 
 Profile = Literal["serve", "qualify"]
@@ -132,7 +134,11 @@ class Finding:
 
     ``subject`` is the key, plugin, lever or manifest entry it is about; ``where`` holds dispatch sites or file
     positions; ``log`` keeps a cause chain, a stack or a compiler's output; ``explains`` lists consequences that
-    are no findings of their own. ``cause`` names the plugin whose absence led to it, where one did.
+    are no findings of their own.
+
+    Three fields link findings. ``cause`` names the plugin whose absence led to this finding. ``lacks`` names the hook
+    that would have given the missing model, manifest or lever; it is empty for a misspelt name. ``needed_by`` names
+    the plugins that failed for want of a contract of the subject.
     """
 
     code: str
@@ -144,6 +150,18 @@ class Finding:
     log: str = ""
     explains: tuple[str, ...] = ()
     cause: str = ""
+    lacks: Lacks = ""
+    needed_by: tuple[str, ...] = ()
+
+    @property
+    def template(self) -> str:
+        """The name of the sentence's template."""
+        return quoted(self.why).template
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The values that fill the sentence, as plain data."""
+        return plain_values(self.why)
 
     def __post_init__(self) -> None:
         if self.code not in CODES:

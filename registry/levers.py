@@ -9,6 +9,7 @@ from typing import Literal
 
 from kernel_muster.registry.errors import UndeclaredLever
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.service_variables import is_service_variable, resembles_service
 from kernel_muster.registry.suggestions import Names
 from kernel_muster.registry.values import copied, frozen
@@ -333,29 +334,22 @@ def read_levers(
 
 def _unknown(name: str, origin: Origin, names: Names, removed: Mapping[str, str]) -> Finding:
     if name in removed:
-        return Finding("REMOVED_LEVER", name, f"{name} no longer exists", (origin,), (f"use {removed[name]} instead",))
-    return Finding(
-        "UNKNOWN_LEVER",
-        name,
-        f"nobody declares a lever {name}{names.did_you_mean(name)}",
-        (origin,),
-        ("correct the name, or unset it", "muster levers lists all of them"),
-    )
+        why = message("removed_lever", lever=name)
+        return Finding("REMOVED_LEVER", name, why, (origin,), (message("remedy.new_lever", lever=removed[name]),))
+    near = names.near(name)
+    why = message("unknown_lever", lever=name, near=near)
+    remedies = (message("remedy.lever_name"), message("remedy.list_levers"))
+    return Finding("UNKNOWN_LEVER", name, why, (origin,), remedies, lacks="" if near else "muster_levers")
 
 
 def _unnamed(name: object, origin: Origin) -> Finding:
-    why = f"{name!r} is {type(name).__name__}, and names of levers are text"
-    return Finding("UNKNOWN_LEVER", repr(name), why, (origin,), ("correct the name, or leave it out",))
+    why = message("unknown_lever.type", lever=repr(name), type=type(name).__name__)
+    return Finding("UNKNOWN_LEVER", repr(name), why, (origin,), (message("remedy.lever_key"),))
 
 
 def _bad(lever: Lever, origin: Origin, why: str) -> Finding:
-    return Finding(
-        "BAD_LEVER",
-        lever.name,
-        f"{lever.name}: {why}",
-        (origin,),
-        (f"set it to {lever.grammar}, or unset it",),
-    )
+    remedies = (message("remedy.lever_value", grammar=lever.grammar, lever=lever.name),)
+    return Finding("BAD_LEVER", lever.name, message("bad_lever", lever=lever.name, why=why), (origin,), remedies)
 
 
 def _conflicts(settings: Mapping[str, Setting]) -> list[Finding]:
@@ -365,7 +359,9 @@ def _conflicts(settings: Mapping[str, Setting]) -> list[Finding]:
         for other in setting.lever.conflicts:
             both_set = other in settings and setting.is_asked and settings[other].is_asked
             if both_set and setting.value and settings[other].value:
-                why = f"{name}={setting.value} contradicts {other}={settings[other].value}"
+                values = {"value": setting.value, "other_value": settings[other].value}
+                why = message("lever_conflict", lever=name, other=other, **values)
                 where = (setting.origin, settings[other].origin)
-                found.append(Finding("LEVER_CONFLICT", name, why, where, (f"unset {name} or {other}",)))
+                remedies = (message("remedy.unset_one", lever=name, other=other),)
+                found.append(Finding("LEVER_CONFLICT", name, why, where, remedies))
     return found

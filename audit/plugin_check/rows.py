@@ -8,7 +8,7 @@ from kernel_muster.audit.report import FindingRow
 from kernel_muster.registry.values import frozen
 
 SCHEMA = "kernel-muster/plugin-check"
-VERSION = "1.3"
+VERSION = "1.4"
 Outcome = Literal["ok", "failed", "skipped"]
 StageAsked = Literal["compiled", "proven"]
 

@@ -89,15 +89,9 @@ def sections(report: Report, *, verbose: bool = False) -> Iterator[Section]:
     yield _basis(report)
 
 
-def failure_is_told(report: Report) -> bool:
-    """Whether a finding says what the model's builder raised."""
-    first = report.failure.partition("\n")[0]
-    return any(row.why and row.why in first for row in report.findings)
-
-
 def _failure(report: Report, verbose: bool) -> Iterator[Section]:
-    """Say why the model was not built to its end, unless a finding says the same."""
-    if report.failure and not failure_is_told(report):
+    """Say why the model was not built to its end, unless a finding covers it."""
+    if report.failure and not report.failure_reported:
         yield Section("The model was not built to its end", "refuse", lines=_cut(report.failure.splitlines(), verbose))
 
 

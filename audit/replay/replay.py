@@ -10,7 +10,15 @@ from kernel_muster.audit.evidence import AuditOptions, Evidence
 from kernel_muster.audit.opening import BootRequest, find_manifest, is_of
 from kernel_muster.audit.replay.engine_levers import engine_levers, with_engines
 from kernel_muster.audit.replay.replay_words import for_engine, is_own, of_unknown_models
-from kernel_muster.audit.replay.trace_model import Trace, TraceKernel, TraceLayout, TraceLookup, TracePlugin
+from kernel_muster.audit.replay.trace_model import (
+    Trace,
+    TraceFinding,
+    TraceKernel,
+    TraceLayout,
+    TraceLookup,
+    TracePlugin,
+    TraceRequest,
+)
 from kernel_muster.audit.replay.traced_tuning import contradictions, tuned_values
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
@@ -95,7 +103,7 @@ def replay(
         as_of,
         tuple(entry for entry in entries if entry.phase == "boot"),
         tuple(entry for entry in entries if entry.phase == "late"),
-        (*(FailedRequest(r.lever, r.why, r.layer, r.site) for r in trace.requests), *_quant_request(trace, found)),
+        (*map(_request, trace.requests), *_quant_request(trace, found)),
         tuple(LateRegistration(r.plugin, r.site) for r in trace.late_registrations),
         tuple(_layout(copy) for copy in trace.missing_layouts),
         options=options,
@@ -176,11 +184,17 @@ def _entries(rows: Iterable[TraceLookup]) -> list[LookupEntry]:
     return entries
 
 
+def _request(row: TraceRequest) -> FailedRequest:
+    return FailedRequest(row.lever, row.why, row.layer, row.site, row.lacks)
+
+
+def _finding(f: TraceFinding) -> Finding:
+    return Finding(f.code, f.subject, f.why, f.where, f.remedies, log=f.log, explains=f.explains, needed_by=f.needed_by)
+
+
 def _catalog(trace: Trace) -> Catalog:
     """Make the catalog that the traced boot had."""
-    findings = [
-        Finding(f.code, f.subject, f.why, f.where, f.remedies, log=f.log, explains=f.explains) for f in trace.findings
-    ]
+    findings = [_finding(found) for found in trace.findings]
     findings += [finding for plugin in trace.plugins for finding in _plugin_findings(plugin)]
     named = _named_in(findings)
     findings += [_unexplained(plugin) for plugin in trace.plugins if _did_not_load(plugin) and plugin.name not in named]

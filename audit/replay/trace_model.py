@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-VERSION = (1, 2)
+VERSION = (1, 3)
 
 
 def _writable(value: Any) -> Any:
@@ -129,6 +129,7 @@ class TraceFinding(Strict):
     remedies: Texts = ()
     log: Annotated[str, BeforeValidator(_writable)] = ""
     explains: Texts = ()
+    needed_by: Texts = ()  # since 1.3
 
 
 class TraceLever(Strict):
@@ -166,6 +167,7 @@ class TraceRequest(Strict):
     why: Why
     layer: Text = ""
     site: Text = ""
+    lacks: Literal["", "muster_models", "muster_manifests", "muster_levers"] = ""  # since 1.3
 
 
 class TraceTuning(Strict):

@@ -47,7 +47,9 @@ def trace_document(evidence: Evidence) -> dict[str, Any]:
         findings=[_finding(f) for f in evidence.opening if CODES[f.code].group == "plugins"],
         levers={setting.lever.name: setting.value for setting in evidence.levers.settings},
         declared_levers=[_lever(s.lever) for s in evidence.levers.settings if s.lever not in CORE_LEVERS],
-        requests=[TraceRequest(lever=r.lever, why=r.why, layer=r.layer, site=r.site) for r in evidence.requests],
+        requests=[
+            TraceRequest(lever=r.lever, why=r.why, layer=r.layer, site=r.site, lacks=r.lacks) for r in evidence.requests
+        ],
         missing_layouts=[
             TraceLayout(weight=copy.weight, layout=copy.layout, readers=sorted(copy.readers))
             for copy in evidence.missing_layouts
@@ -105,6 +107,7 @@ def _finding(finding: Finding) -> TraceFinding:
         remedies=finding.remedies,
         log=finding.log,
         explains=finding.explains,
+        needed_by=finding.needed_by,
     )
 
 

@@ -7,7 +7,6 @@ from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.rules.lookups import merge
 from kernel_muster.audit.serving import REQUEST as SERVING
 from kernel_muster.MODEL_toml.manifest import Manifest
-from kernel_muster.registry.contract.builders import NO_BUILDER
 from kernel_muster.registry.distributions import same_distribution
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KeyNames
@@ -32,6 +31,7 @@ def failed_requests(evidence: Evidence) -> list[Finding]:
             (request.site,),
             _instead_of(request),
             (request.layer,) if request.layer else (),
+            lacks=request.lacks,
         )
         for request in sorted(evidence.requests, key=lambda r: (r.lever, r.site, r.layer, r.why))
     )
@@ -55,7 +55,7 @@ def _instead_of(request: FailedRequest) -> tuple[str, ...]:
             "serve a model whose builder is production: muster models lists each builder with its maturity",
             "or boot with on_late_miss='raise' where nothing is served: to measure, or to test",
         )
-    if NO_BUILDER in request.why:
+    if request.lacks == "muster_models":
         return ("correct model_type in the manifest", "or install the plugin whose builder serves that type")
     return (f"correct the {asked}, or install the plugin that can build it",)
 

@@ -12,7 +12,7 @@ SCHEMA = "kernel-muster/ab"
 #: 2.0: a row's ``allowed`` (kl, median, largest, gap) in place of ``allowed_kl``; the kind of drafting, and the
 #: drafter. 2.1: a speculation's ``gap`` and ``allowed``. 2.2: a model's ``failed``, and the verdict incomplete. All
 #: names are in tests/muster/test_ab_document.py: another name or meaning needs another major version.
-VERSION = "2.2"
+VERSION = "2.3"
 
 #: The kind of drafting: by the model's own head, or by a block-diffusion drafter beside it.
 ProposerName = Literal["mtp", "dflash"]

@@ -10,7 +10,6 @@ from kernel_muster._version import __version__
 from kernel_muster.api import build_model
 from kernel_muster.audit.evidence import AuditOptions
 from kernel_muster.audit.opening import BootRequest
-from kernel_muster.audit.render.sections import failure_is_told
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.session import BootOptions, BootSession
 from kernel_muster.cli.process.output import only_results_on_stdout
@@ -35,7 +34,7 @@ class Audited:
     @property
     def untold(self) -> BaseException | None:
         """The builder's exception, unless a finding of the report covers it."""
-        return None if failure_is_told(self.report) else self.failure
+        return None if self.report.failure_reported else self.failure
 
 
 def request_of(

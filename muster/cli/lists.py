@@ -25,7 +25,7 @@ from kernel_muster.registry.levers import Levers, Origin
 from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.values import frozen
 
-VERSION = "1.0"
+VERSION = "1.1"
 
 
 @frozen

@@ -5,14 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from typing import Any, Literal, Protocol, get_args
 
-from kernel_muster.registry.errors import MusterError
+from kernel_muster.registry.errors import MusterError, NoBuilder
 from kernel_muster.registry.hardware.arch import CPU, parse_arch
 from kernel_muster.registry.keys import near
 from kernel_muster.registry.values import frozen
 
 Maturity = Literal["reference", "partial", "production"]
-#: What the message of a model that nobody builds holds: a plugin that failed may be why.
-NO_BUILDER = "no builder serves"
 
 
 @frozen
@@ -117,7 +115,7 @@ def choose_builder(builders: Iterable[ModelBuilder], model_type: str | None, mod
     if found:
         raise MusterError(f"{model}: {len(found)} builders serve model type {model_type!r}; builders: {have}")
     hint = _fitting(known, model_type)
-    raise MusterError(f"{model}: {NO_BUILDER} model type {model_type!r}{hint}; builders: {have}")
+    raise NoBuilder(f"{model}: no builder serves model type {model_type!r}{hint}; builders: {have}")
 
 
 def _fitting(known: Iterable[ModelBuilder], model_type: str) -> str:

@@ -311,7 +311,7 @@ def _drop_orphans(drafts: list[Draft], findings: list[Finding]) -> tuple[list[Dr
 
     A plugin that is dropped takes its own contracts along; the first in order goes first.
     """
-    places, notes = _Places(findings), dict[int, list[str]]()
+    places, notes = _Places(findings), dict[int, dict[str, str]]()
     contracts = _Contracts(drafts)
     causes: dict[str, Draft] = {}  # of plugins dropped here: the plugin with the finding
     waiting = [at for at, draft in enumerate(drafts) if draft.is_sound and contracts.lost_by(draft)]
@@ -327,8 +327,13 @@ def _drop_orphans(drafts: list[Draft], findings: list[Finding]) -> tuple[list[Dr
         for user in contracts.lose(at, drafts):
             heappush(waiting, user)
         culprit = causes[draft.row.name] = causes.get(culprit.row.name, culprit)
-        notes.setdefault(places.of(culprit.row), []).append(note)
-    return drafts, [f.explaining(notes[at]) if at in notes else f for at, f in enumerate(findings)]
+        notes.setdefault(places.of(culprit.row), {})[draft.row.name] = note
+    return drafts, [_needed(f, notes[at]) if at in notes else f for at, f in enumerate(findings)]
+
+
+def _needed(finding: Finding, notes: dict[str, str]) -> Finding:
+    """Return a plugin's finding with the plugins that needed its contracts."""
+    return replace(finding.explaining(notes.values()), needed_by=(*finding.needed_by, *notes))
 
 
 class _Contracts:

@@ -7,6 +7,26 @@ from collections.abc import Mapping
 
 TEMPLATES: Mapping[str, str] = {
     "quoted": "{text}",
+    # levers
+    "unknown_lever": "nobody declares a lever {lever}{near:hint}",
+    "unknown_lever.type": "{lever} is {type}, and names of levers are text",
+    "removed_lever": "{lever} no longer exists",
+    "bad_lever": "{lever}: {why}",
+    "lever_conflict": "{lever}={value} contradicts {other}={other_value}",
+    "remedy.engine_levers": "or, if an engine of yours declares it, give its levers: --levers FILE",
+    "remedy.lever_key": "correct the name, or leave it out",
+    "remedy.lever_name": "correct the name, or unset it",
+    "remedy.lever_value": "set it to {grammar}, or unset it",
+    "remedy.list_levers": "muster levers lists all of them",
+    "remedy.new_lever": "use {lever} instead",
+    "remedy.unset_one": "unset {lever} or {other}",
+    # manifests
+    "bad_manifest.file": "{file}: {why}",
+    "bad_manifest.lever": "{path}: nobody declares a lever {lever}{near:hint}",
+    "unknown_model": "{why}{near:hint}",
+    "remedy.list_models": "muster models lists all of them",
+    "remedy.name_model": "name {model}, whose text the reference holds, if it is that model",
+    "remedy.write_manifest": "or write a manifest for it, and give that: {--manifest FILE}, or boot(manifest=FILE)",
     # the author's kit
     "plugin_check.channel_closed": "{what} closed the file descriptors of others{when}: nothing more can be reported",
     "plugin_check.dropped": "{count:# line} on the channel of the check came from elsewhere, and did not count: "

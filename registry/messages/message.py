@@ -51,6 +51,21 @@ def quoted(text: str) -> Message:
     return text if isinstance(text, Message) else Message(QUOTED, {"text": text}, text)
 
 
+def plain_values(text: str) -> dict[str, Any]:
+    """Return the values of a message as JSON can hold them. A text without a template has none."""
+    if not isinstance(text, Message) or text.template == QUOTED:
+        return {}
+    return {name: _plain(value) for name, value in text.values.items()}
+
+
+def _plain(value: object) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return [_plain(one) for one in value]
+    return str(value)
+
+
 def _reworded(value: object, audience: Audience) -> object:
     if isinstance(value, Message):
         return value.for_audience(audience)

@@ -238,7 +238,9 @@ class NullHandle:
 
     def _refuse(self) -> NoReturn:
         waived = f"; waived: {self.waiver}" if self.waiver else ""
-        raise NullKernelError(f"{self.key} was called, but its lookup at {self.site} missed: {self.reason}{waived}")
+        error = NullKernelError(f"{self.key} was called, but its lookup at {self.site} missed: {self.reason}{waived}")
+        error.is_reported = not self.waiver  # the miss is a finding
+        raise error
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise NullKernelError with key, reason, waiver and dispatch site."""

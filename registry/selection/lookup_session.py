@@ -8,7 +8,7 @@ from typing import Literal, NoReturn
 
 from kernel_muster.registry.contract.builders import ModelBuilder
 from kernel_muster.registry.contract.layouts import LayoutPlan
-from kernel_muster.registry.errors import KernelMissing, LateKernelMiss
+from kernel_muster.registry.errors import KernelMissing, Lacks, LateKernelMiss, MusterError
 from kernel_muster.registry.errors import LateRegistration as LateRegistrationError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.foreign_text import written
@@ -287,11 +287,14 @@ class LookupSession:
             self._abort(written(text, "log"))
         raise LateKernelMiss(text)
 
-    def request_failed(self, lever: str, why: str, layer: str, site: str) -> None:
-        """Record that a lever or option asked for something the model cannot do."""
+    def request_failed(self, lever: str, why: str | MusterError, layer: str, site: str) -> None:
+        """Record that a lever or option asked for something the model cannot do; an exception is reported by that."""
+        lacks: Lacks = ""
+        if isinstance(why, MusterError):
+            lacks, why.is_reported = why.lacks, True
         with self.lock:
-            said = plain_text(why) or "it was not said why"
-            self._requests.append(FailedRequest(plain_text(lever), said, layer, plain_text(site)))
+            reason = plain_text(str(why)) or "no reason was given"
+            self._requests.append(FailedRequest(plain_text(lever), reason, layer, plain_text(site), lacks))
 
     def malformed(self, why: str, layer: str, frame: FrameType) -> None:
         """Record a question that nobody can answer: its exception may be swallowed. After the seal it is a miss."""

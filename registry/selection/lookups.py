@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from kernel_muster.registry.contract.builders import ModelBuilder, choose_builder
 from kernel_muster.registry.contract.layouts import LayoutPlan
-from kernel_muster.registry.errors import UsageError
+from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.levers import Levers
@@ -190,10 +190,11 @@ class Lookups:
         """Add a finding to the boot's report: a doubt about weights, say, that the builder alone can see."""
         self._live.noticed(finding)
 
-    def request_failed(self, lever: str, why: str, *, where: str = "") -> None:
-        """Say that a lever or option asked for something that this model cannot do: REQUEST_NOT_HONORED.
+    def request_failed(self, lever: str, why: str | MusterError, *, where: str = "") -> None:
+        """Report that a lever or option asked for something that this model cannot do: REQUEST_NOT_HONORED.
 
-        ``where`` is the ``file:line`` that asked; without it, it is the line that calls this.
+        ``why`` is a sentence, or the exception that follows: then the report shows it once, in
+        this finding. ``where`` is the ``file:line`` that asked; without it, it is the line that calls this.
         """
         session = self._live
         frame = session.caller(sys._getframe(1))

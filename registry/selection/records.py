@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from kernel_muster.registry.errors import Lacks
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.values import frozen
 
@@ -69,6 +70,7 @@ class FailedRequest:
     why: str
     layer: str
     site: str
+    lacks: Lacks = ""  # the hook that would have given the missing thing
 
 
 class LookupEntry(NamedTuple):

@@ -52,7 +52,7 @@ def test_request_that_nobody_gives_a_reason_for_says_so(world):
         boot.kernels.request_failed("MUSTER_DISABLE", "")
 
     outcome = world.run(ask, {"acme": world.acme("acme::mul")})
-    assert outcome.finding("REQUEST_NOT_HONORED").why == "it was not said why"
+    assert outcome.finding("REQUEST_NOT_HONORED").why == "no reason was given"
 
 
 # --quant

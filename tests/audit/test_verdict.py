@@ -5,8 +5,6 @@ from itertools import permutations
 
 import pytest
 from kernel_muster.audit.verdict import Judged, Verdict, judge, judge_opening, link_consequences
-from kernel_muster.MODEL_toml.crosscheck import NO_LEVER
-from kernel_muster.registry.contract.builders import NO_BUILDER
 from kernel_muster.registry.findings import ABSENCE_CODES, CODES, PROFILES, Finding, Severity
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.selection.catalog import Catalog, PluginRow
@@ -14,9 +12,9 @@ from kernel_muster.registry.selection.catalog import Catalog, PluginRow
 FAILED = PluginRow("acme", "acme-kernels", "1.0", "failed", "acme_kernels")
 LABEL = "acme-kernels 1.0 (acme_kernels)"
 MISS = Finding("MISSING", "acme::mul", "nobody provides it", ("model.py:7",), cause="acme")
-MODEL = Finding("REQUEST_NOT_HONORED", "--model", f"{NO_BUILDER} acme_type")
-MANIFEST = Finding("UNKNOWN_MODEL", "acme-model", "no manifest is called so")
-LEVER = Finding("UNKNOWN_LEVER", "MUSTER_ACME", f"{NO_LEVER} MUSTER_ACME")
+MODEL = Finding("REQUEST_NOT_HONORED", "--model", "no builder serves acme_type", lacks="muster_models")
+MANIFEST = Finding("UNKNOWN_MODEL", "acme-model", "no manifest is called so", lacks="muster_manifests")
+LEVER = Finding("UNKNOWN_LEVER", "MUSTER_ACME", "nobody declares a lever MUSTER_ACME", lacks="muster_levers")
 CONSEQUENCES = {"miss": MISS, "model": MODEL, "manifest": MANIFEST, "lever": LEVER}
 
 
@@ -61,15 +59,13 @@ def test_finding_about_another_plugin_explains_nothing():
 @pytest.mark.parametrize(
     "found",
     [
-        replace(MANIFEST, why="no manifest is called so; did you mean acme-modell?"),
-        replace(LEVER, why=f"{NO_LEVER} MUSTER_ACME; did you mean MUSTER_ACNE?"),
-        replace(MANIFEST, where=("manifest.toml:3",)),
-        replace(LEVER, why="a lever is not declared"),
-        replace(MODEL, why="the builder is not ready"),
-        Finding("BAD_LEVER", "MUSTER_ACME", f"{NO_LEVER} MUSTER_ACME"),
+        replace(MANIFEST, lacks=""),
+        replace(LEVER, lacks=""),
+        replace(MODEL, lacks=""),
+        Finding("BAD_LEVER", "MUSTER_ACME", "nobody declares a lever MUSTER_ACME"),
     ],
 )
-def test_misspelt_name_or_other_fault_lacks_no_plugin(found):
+def test_finding_that_lacks_nothing_is_no_consequence_whatever_its_words(found):
     cause = Finding("BAD_SPEC", "acme", "it is broken", (LABEL,))
     assert linked(cause, found)[0] == [cause, found]
 
@@ -94,12 +90,16 @@ def test_finding_about_several_plugins_explains_the_misses_of_each():
 def test_plugin_that_needs_a_failed_one_explains_through_it():
     orphan = replace(FAILED, name="orphan", distribution="orphan", value="orphan")
     cause = replace(
-        Finding("BAD_SPEC", "acme", "it is broken"), explains=("plugin orphan needs the contract acme_sum of acme",)
+        Finding("BAD_SPEC", "acme", "it is broken"),
+        explains=("plugin orphan needs the contract acme_sum of acme",),
+        needed_by=("orphan",),
     )
     left, explained = linked(cause, replace(MISS, cause="orphan"), rows=(FAILED, orphan))
     assert len(left) == 1
     assert explained[1].startswith("MISSING acme::mul")
-    assert linked(replace(cause, explains=()), replace(MISS, cause="orphan"), rows=(FAILED, orphan))[1] == []
+    assert linked(replace(cause, needed_by=()), replace(MISS, cause="orphan"), rows=(FAILED, orphan))[0][1:] == [
+        replace(MISS, cause="orphan")
+    ]
 
 
 def test_own_finding_of_a_plugin_comes_before_one_about_several():

@@ -270,7 +270,7 @@ def test_explain_names_the_models_that_ask_and_what_reaches_the_kernel(cli: Any)
 def test_explain_shows_that_a_later_member_is_tried_where_the_first_is_absent(cli: Any) -> None:
     cli.monkeypatch.setenv("MUSTER_DISABLE", "w4a16_gemv::w4a16_gemv_qgkv")
     ran = cli("explain", "w4a16_gemv::w4a16_gemv_qg", "--target", "cpu", "--format", "json")
-    assert (ran.json["schema"], ran.json["version"]) == ("kernel-muster/explanation", "1.1")
+    assert (ran.json["schema"], ran.json["version"]) == ("kernel-muster/explanation", "1.2")
     (asked,) = ran.json["asked"]
     assert asked["tried"] is True
     assert asked["chain"] == ["w4a16_gemv::w4a16_gemv_qgkv", "w4a16_gemv::w4a16_gemv_qg"]

@@ -185,7 +185,7 @@ def test_what_compiled_code_needs_is_shown_and_what_spills_is_told(cli, check, m
     report = check(source(kernels, head=head))
     rows = {row["target"]: row for row in report["entries"]}
     assert list(rows) == ["sm_80", "sm_90a", "sm_121a"] or list(rows) == ["sm_80", "sm_90a"]
-    assert report["version"] == "1.3"
+    assert report["version"] == "1.4"
     for row in rows.values():
         assert (row["entry"], row["source"], row["keys"]) == ("twice", "twice.cu", ["acme::a"])
         assert (row["max_threads"], row["static_shared_bytes"], row["registers"] <= 32) == (1024, 0, True)

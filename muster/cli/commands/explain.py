@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kernel_muster.registry.selection.select import Candidate, Decision, Selector
 
 #: Of the JSON; 1.1 adds the models that ask for a key, and the decisions that reach it.
-VERSION = "1.1"
+VERSION = "1.2"
 Key = Annotated[
     str, typer.Argument(metavar="KEY|SITE", help="module::func, or a line of model code: layers/attention.py:29")
 ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from kernel_muster.cli import options
+from kernel_muster.registry.messages.message import message
 
 if TYPE_CHECKING:
     from kernel_muster.registry.findings import Finding
@@ -92,12 +93,9 @@ def lint(
 
 def _with_option(finding: "Finding") -> "Finding":
     """Add the remedy for levers that an engine declares and no plugin does."""
-    from kernel_muster.MODEL_toml.crosscheck import NO_LEVER
-
-    if NO_LEVER not in finding.why:
+    if finding.template not in ("unknown_lever", "bad_manifest.lever"):
         return finding
-    own = "or, if an engine of yours declares it, give its levers: --levers FILE"
-    return replace(finding, remedies=(*finding.remedies, own))
+    return replace(finding, remedies=(*finding.remedies, message("remedy.engine_levers")))
 
 
 def schema(output: options.Output = None, verbose: options.Verbose = False) -> int:
