@@ -209,7 +209,7 @@ class DecodeEngine:
     ) -> Generated:  # fmt: skip
         """Return ``new_tokens`` tokens for each prompt. With a proposer, drafted and verified, greedy only.
 
-        A run without room is refused before it begins. Tokens still in flight are dropped.
+        A run that does not fit is refused before it begins. Tokens still in flight are dropped.
         """
         check_run(self.state, prompts, new_tokens, self.longest)
         self.buffers.drop_ids()
