@@ -1,4 +1,4 @@
-"""What the host spends on one launch as an operator of torch, beside the ways without it and a native operator.
+"""The host time of one launch as an operator of torch, beside the ways without it and a native operator.
 
     python benchmarks/torch_overhead.py [--target cuda]
 

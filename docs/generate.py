@@ -1,6 +1,6 @@
 """Write the generated parts of the manual: ``python docs/generate.py`` (``--check`` only lists stale ones).
 
-A page holds ``<!-- generated: NAME -->`` and ``<!-- end generated -->``. What stands between them comes from the code.
+A page holds ``<!-- generated: NAME -->`` and ``<!-- end generated -->``. The code writes the text between them.
 """
 
 import inspect

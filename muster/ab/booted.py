@@ -299,7 +299,7 @@ def _undecodable_plan(sized: Manifest, boot: BootSession) -> str:
         return "" if plan is None else undecodable(plan)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # noqa: BLE001  (it failed with weights before, which is what is said)
+    except BaseException:  # noqa: BLE001  (the earlier failure with weights is reported)
         return ""
 
 
