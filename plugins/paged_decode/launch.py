@@ -22,7 +22,7 @@ from kernel_muster.registry.values import frozen
 FOLDER = Path(__file__).parent
 Entries = Mapping[str, EntryResources]
 
-#: Head sizes of the tensor-core kernel, and the largest of the simple one (attention.cuh).
+#: Head sizes of the tensor-core kernel, and the largest of the simple one (any_size.cuh).
 HEAD_DIMS = (64, 128, 256)
 LARGEST_HEAD_DIM = 1024
 (_HEADS_PER_BLOCK,) = constants(FOLDER / "paged_cache.cuh", "HEADS_PER_BLOCK")
@@ -38,9 +38,10 @@ _MAX_SPLITS, _MAX_ROW_SPLITS = _GROUP_SPLITS * _MAX_GROUPS, 128
 _SPLIT_KV_BLOCKS = 256
 # So many blocks fill a device. With fewer rows, several blocks share one.
 _ENOUGH_BLOCKS = 528
-# attention.cuh: the shared memory of a block for tiles, with three tiles a warp and with two, and for everything else.
+# The shared memory of a block for tiles, with three tiles a warp and with two, and for everything else
+# (attention_tiles.cuh).
 _TILES_BYTES, _FEWER_TILES_BYTES = 96 * 1024, 64 * 1024
-(_OTHER_BYTES,) = constants(FOLDER / "attention.cuh", "OTHER_BYTES")
+(_OTHER_BYTES,) = constants(FOLDER / "attention_tiles.cuh", "OTHER_BYTES")
 _SMALLEST = (8, 0)
 # split_kv.cuh: bytes of the partials of a split, for one column, and the columns that a warp combines.
 _PARTIAL_BYTES, _COLUMNS = 40, 8
