@@ -1,4 +1,4 @@
-"""How a kernel that advances one row makes the outputs of a form that advances many: for claims of bit identity.
+"""The outputs of a kernel of many rows, from runs of a kernel of one row: for claims of bit identity.
 
 The state is handed on from launch to launch; ``S`` sequences own slots of it, and each row belongs to one of them.
 """
@@ -44,12 +44,12 @@ def rows_of_sequences(cut: Names) -> ByRows:
 
 
 def after_each_row(cut: Names) -> ByRows:
-    """Return the way of a form like the other one with the state after each row: all at once, then row by row."""
+    """Return the rows of a kernel for several sequences with the state after each row: all at once, then row by row."""
 
     def by_rows(run: Run, arguments: Arguments, dims: Dims) -> Mapping[str, Any]:
-        whole = run({name: value for name, value in arguments.items() if name != "out_states"})
+        at_once = run({name: value for name, value in arguments.items() if name != "out_states"})
         one = {**arguments, "cu_rows": np.array([0, 1], np.int32)}
-        return {**whole, "out_states": _advance(run, one, cut, _owners(arguments["cu_rows"]))["out_states"]}
+        return {**at_once, "out_states": _advance(run, one, cut, _owners(arguments["cu_rows"]))["out_states"]}
 
     return by_rows
 
@@ -65,9 +65,9 @@ def _advance(run: Run, arguments: Arguments, cut: Names, owners: Iterable[tuple[
     state, outs, states = arguments["state"], [], []
     rest = {name: value for name, value in arguments.items() if name not in ("out_states", *cut)}
     for row, sequence in owners:
-        piece = {name: arguments[name][row : row + 1] for name in cut}
+        one_row = {name: arguments[name][row : row + 1] for name in cut}
         slots = arguments["slots"][sequence : sequence + 1]
-        made = run({**rest, **piece, "state": state, "slots": slots})
+        made = run({**rest, **one_row, "state": state, "slots": slots})
         state = made["state"]
         outs.append(made["out"])
         states.append(np.zeros_like(state[0]) if slots[0] == PADDING else state[slots[0]])

@@ -1,6 +1,6 @@
 """The keys of the built-in families as data, for reports about a family that did not load.
 
-``python -m kernel_muster.plugins.generate`` writes them beside the discovery of plugins; a test keeps them current.
+``python -m kernel_muster.plugins.generate`` writes them next to the discovery of plugins. A test keeps them current.
 """
 
 from collections.abc import Iterator

@@ -32,7 +32,7 @@ _ROWS_PER_STEP = 8192
 class MmaWeight:
     """A logical weight ``(N, K)`` or ``(E, N, K)`` in this layout. ``data`` is u8, on the host or on a device.
 
-    ``global_scale_decode`` is a number, or FP32 ``[E]`` where ``data`` lies.
+    ``global_scale_decode`` is a number, or FP32 ``[E]`` on the device of ``data``.
     """
 
     data: Any

@@ -1,4 +1,4 @@
-"""Host kernels of the causal_conv1d family. The forms of many rows loop the step of one row."""
+"""Host kernels of the causal_conv1d family. Kernels of many rows loop over the step of one row."""
 
 import numpy as np
 from kernel_muster.plugins._reference import Array, f32, ordered_sum, sigmoid

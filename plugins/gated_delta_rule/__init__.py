@@ -24,14 +24,14 @@ _device_spec = partial(KernelSpec, archs=("sm_80+",), backend=launch.DELTA_RULE)
 
 @hookimpl
 def muster_contracts() -> Iterable[Contract]:
-    """Return the contracts of every form."""
+    """Return the contract of each kernel."""
     yield from (contracts.DECODE, contracts.DECODE_STRIDED, contracts.DECODE_NORM_STRIDED)
     yield from (contracts.PREFILL, contracts.PREFILL_CHUNKED, contracts.CHUNK2, contracts.CHUNK3, contracts.VERIFY)
 
 
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
-    """Return every form."""
+    """Return every kernel."""
     yield _host_spec(_DECODE, contracts.DECODE, cpu.gated_delta_rule_decode)
     strided, norm_strided = f"{_DECODE}_strided", f"{_DECODE}_norm_strided"
     yield _host_spec(strided, contracts.DECODE_STRIDED, cpu.gated_delta_rule_decode, bit_identical_to=(_DECODE,))
@@ -47,7 +47,7 @@ def muster_kernels() -> Iterable[KernelSpec]:
 
 
 def _on_a_device() -> Iterable[KernelSpec]:
-    """Return every form as CUDA kernels: all but the one with a norm and the one in chunks are one kernel."""
+    """Return the CUDA kernels. One kernel serves all contracts except those with a norm and in chunks."""
     for contract, same in (
         (contracts.DECODE, ()),
         (contracts.DECODE_STRIDED, (_DECODE,)),

@@ -149,7 +149,7 @@ def _chunk_inputs(dims: Dims, rng: "np.random.Generator") -> Arguments:
 
 
 def _params(rows: str, slots: Dim, first: tuple[Param, ...] = (), last: tuple[Param, ...] = ()) -> tuple[Param, ...]:
-    """Return the parameters of a form; ``first`` follows qkv, ``last`` stands before the state."""
+    """Return the parameters of a contract; ``first`` follows qkv, ``last`` precedes the state."""
     return (
         TensorParam("qkv", "bf16", (rows, f"2*{KEYS} + {VALUES}")),
         *first,

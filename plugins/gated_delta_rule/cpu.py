@@ -1,4 +1,4 @@
-"""Host kernels of the gated_delta_rule family. The forms of many rows loop the step of one row.
+"""Host kernels of the gated_delta_rule family. Kernels of many rows loop over the step of one row.
 
 Shapes, with S sequences, M rows and R slots: ``qkv [rows, 2 keys + values]`` BF16 is ``[q | k | v]`` after the
 convolution, keys is ``key_heads * key_dim`` and values is ``value_heads * value_dim``; ``decay, beta
@@ -166,7 +166,7 @@ def _unit(vectors: F32) -> F32:
 
 
 def _for_values(vectors: F32, value_heads: int) -> F32:
-    """Repeat each key head's vector for its value heads, which stand side by side."""
+    """Repeat each key head's vector for its value heads, which are adjacent."""
     return np.repeat(vectors, value_heads // vectors.shape[0], axis=0)
 
 

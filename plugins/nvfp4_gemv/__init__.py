@@ -14,7 +14,7 @@ from kernel_muster.registry.contract.contracts import Contract
 from kernel_muster.registry.contract.specs import KernelSpec
 from kernel_muster.registry.hookspecs import hookimpl
 
-_FORMS = (
+_KERNELS = (
     (contracts.GEMV, cpu.w4a16_gemv, launch.GEMV8),
     (contracts.QG, cpu.w4a16_gemv_qg, launch.QG),
     (contracts.DUAL, cpu.w4a16_gemv_dual, launch.DUAL),
@@ -34,8 +34,8 @@ _host_spec = partial(host_spec, shares=(rows, convolution, _gates, _sequences))
 
 @hookimpl
 def muster_contracts() -> Iterable[Contract]:
-    """Return one contract a form and row tier."""
-    for tiers, _, _ in _FORMS:
+    """Return one contract for each kernel and row tier."""
+    for tiers, _, _ in _KERNELS:
         yield from tiers
     yield from (contracts.QKVZ, GDN_IN)
 
@@ -43,7 +43,7 @@ def muster_contracts() -> Iterable[Contract]:
 @hookimpl
 def muster_kernels() -> Iterable[KernelSpec]:
     """Return every tier; the wider ones are bit-identical to their one-row kernel run row by row."""
-    for tiers, function, backend in _FORMS:
+    for tiers, function, backend in _KERNELS:
         base = f"w4a16_gemv::{tiers[0].name}"
         for tier in tiers:
             key = f"w4a16_gemv::{tier.name}"

@@ -22,7 +22,7 @@ from kernel_muster.registry.contract.signature import ScalarParam, Signature, Te
 
 #: Rows of the launch that takes 32 at a time.
 WIDE_ROWS = 256
-#: Depths of the models' projections, which kernels unroll for; the forms need them at few features and at more.
+#: Depths K of the models' projections, which kernels unroll. Cases have them with small and with larger N.
 DEPTHS = (2048, 5120)
 _X = TensorParam("x", "bf16", ("M", "K"))
 _WHOLE_GROUPS = (("K", nvfp4.GROUP),)
@@ -33,8 +33,8 @@ _QGKV_SIZES = (
 )  # fmt: skip
 
 
-def _tier(form: str, rows: int) -> str:
-    return form if rows == 1 else f"{form}_batch{rows}"
+def _tier(name: str, rows: int) -> str:
+    return name if rows == 1 else f"{name}_batch{rows}"
 
 
 def _rows(rows: int) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ ATTENTION_TOLERANCE = attention_tolerance(_LONGEST)
 
 
 def paged_context(dims: Dims, rng: "np.random.Generator", lengths: Array) -> Arguments:
-    """Return caches, table and lengths: pages in any order, NaN and page -1 wherever no token of a context stands.
+    """Return caches, table and lengths: pages in any order, NaN and page -1 outside the contexts.
 
     Two sequences may share a page, as those with a common prefix do, when there are fewer pages than entries.
     """

@@ -16,7 +16,7 @@ def paged_decode_attn(
 ) -> None:
     """Write ``out = softmax(scale q k^T) v`` for one row a sequence, ``q, out [S, Hq, D]`` BF16.
 
-    ``k_cache, v_cache [P, B, Hk, D]`` BF16 hold pages of B tokens; token t of sequence s stands in page
+    ``k_cache, v_cache [P, B, Hk, D]`` BF16 hold pages of B tokens; token t of sequence s is in page
     ``block_table[s, t // B]`` (``[S, L]`` int32) and there at ``t % B``, ``context_lens [S]`` int32 counts them. Later
     tokens are not read. Query head h reads key head ``h // (Hq / Hk)``. Products are exact in FP32, sums over D and
     over the context are ordered by their length only, the exponential is rounded to FP32 and the result once to BF16. A

@@ -2,8 +2,8 @@
 
 Chunks of 64 rows x 64 k, 2304 bytes each, along K inside a block of 64 rows, block by block along N; N is padded to 64
 and K to 128, with zeros. A chunk is ``[4 w][8 g][4 t][4 j]`` words of codes, then ``[4 w][8 g][2 h][4 j]`` bytes of
-scales, where n = 64 block + 16 w + 8 h + g and k = 64 chunk + 16 j + 8 p + 2 t + e. Unlike the GEMV's layout, k stands
-in its natural order inside a chunk: activations arrive by TMA, which cannot permute.
+scales, where n = 64 block + 16 w + 8 h + g and k = 64 chunk + 16 j + 8 p + 2 t + e. Unlike the GEMV's layout, k has its
+natural order inside a chunk: activations arrive by TMA, which cannot permute.
 
 The word of (h, p, e) and the byte of a scale: :mod:`kernel_muster.plugins._cuda.nvfp4_layout`.
 """
@@ -25,7 +25,7 @@ _ROWS_A_STEP = 8192
 
 
 def chunks_of(depth: int) -> int:
-    """Return how many chunks K takes: an even number, because some forms of the kernel take two at a time."""
+    """Return how many chunks K takes: an even number, because some tile configurations take two at a time."""
     return 2 * -(-depth // (2 * CHUNK_K))
 
 

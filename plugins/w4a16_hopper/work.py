@@ -86,7 +86,7 @@ CONFIGS = {
     "gemm_t256": TileConfig(256, 2, 1, 5, Cost(0.0, 0.664, 3.14, 4.146, 0.927)),
 }
 _MOST_PARTS = 8
-# Cluster size, and the share of the multiprocessors that such clusters can use: a cluster lies inside one GPC, whose
+# Cluster size, and the share of the multiprocessors that such clusters can use: a cluster is inside one GPC, whose
 # multiprocessors are not a multiple of four. H200, 64 blocks in fours at 64 x 2048 x 4096 (M x N x K)
 # 8.2 us, 128 at 128 x 2048 x 4096 15.6.
 _CLUSTERS = {2: 1.0, 4: 0.8}

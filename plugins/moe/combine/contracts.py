@@ -1,4 +1,4 @@
-"""Contracts of bringing experts' results back to tokens, and of the gated shared expert."""
+"""Contracts of the reduction of experts' results to tokens, and of the gated shared expert."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -55,11 +55,7 @@ UNPERMUTE_REDUCE = Contract(
     ),
     inputs=inputs_of("y", ("S", "H"), "slots", "weights"),
 )
-
-
 _WIDEST = 2048
-
-
 SHARED_GATE_ADD = Contract(
     "moe_shared_gate_add",
     "out += sigmoid(x . gate_weight) * shared, one gate a token, FP32, rounded once",

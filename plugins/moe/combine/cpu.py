@@ -1,4 +1,4 @@
-"""Host kernels that bring experts' results back to tokens, and add the shared expert."""
+"""Host kernels that reduce experts' results to tokens, and add the shared expert."""
 
 import numpy as np
 from kernel_muster.plugins._reference import (

@@ -1,4 +1,4 @@
-"""Launching the kernels that bring experts' results back to tokens."""
+"""Launching the kernels that reduce experts' results to tokens."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,18 +11,11 @@ from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
 
 _FOLDER = Path(__file__).parent
-
-
 Entries = Mapping[str, EntryResources]
-
-
 _WIDTHS = (1, 8)
-
-
 _COMBINE_THREADS, MAX_CHOICES = constants(_FOLDER / "combine.cu", "THREADS", "MAX_CHOICES")
-
-
-# So few slots are looked at early, one a thread; then a row's columns are shared out among more multiprocessors.
+# Up to this number of slots each thread has one, read before pdl_wait, and more multiprocessors share the columns of a
+# row.
 _FEW_SLOTS = 64
 
 
@@ -60,12 +53,6 @@ _COMBINE_ENTRIES = (
     *(EntryPoint(f"shared_gate_add_w{width}", ("ptr",) * 4 + ("i32",)) for width in _WIDTHS),
     *(EntryPoint(f"unpermute_shared_add_w{width}", ("ptr",) * 7 + ("i32",) * 3) for width in _WIDTHS),
 )
-
-
 UNPERMUTE = cuda_kernel(_FOLDER / "combine.cu", _COMBINE_ENTRIES, _plan_unpermute)
-
-
 SHARED_GATE_ADD = cuda_kernel(_FOLDER / "combine.cu", _COMBINE_ENTRIES, _plan_shared)
-
-
 UNPERMUTE_SHARED_ADD = cuda_kernel(_FOLDER / "combine.cu", _COMBINE_ENTRIES, _plan_unpermute_shared)

@@ -21,14 +21,8 @@ class Split:
 
 
 _ANY = Split("any", 8)
-
-
 _DOWN = ((512, Split("to_512", 1)), (1024, Split("to_1024", 2)))
-
-
 _STATIC = {"gate_up": {2048: Split("k2048", 8)}, "down": {512: Split("k512", 1)}}
-
-
 #: By projection, as FOR_EACH_GATE_UP and FOR_EACH_DOWN of experts.cuh.
 SPLITS = {
     "gate_up": (*_STATIC["gate_up"].values(), _ANY),

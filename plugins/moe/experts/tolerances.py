@@ -8,8 +8,6 @@ from kernel_muster.plugins._contracts import (
 from kernel_muster.registry.contract.contracts import Tolerance
 
 DEEPEST = 272
-
-
 # Inputs are scaled so that gate, up and an expert's result are unit Gaussians; five deviations bound them.
 LARGEST = 5.0
 

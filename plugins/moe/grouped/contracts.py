@@ -57,8 +57,6 @@ GROUPED_GATE_UP = Contract(
     activation_tolerance(DEEPEST),
     inputs=inputs_of("x", ("M", "H"), "slots", "offsets", "work"),
 )
-
-
 GROUPED_DOWN = Contract(
     "moe_w4a16_grouped_down",
     "down projection of every slot, in sorted order, zeros for no expert",
@@ -78,8 +76,6 @@ GROUPED_DOWN = Contract(
     down_tolerance(DEEPEST),
     inputs=inputs_of("h", ("S", "I"), "slots", "offsets", "work"),
 )
-
-
 GROUPED_DOWN_ATOMIC = Contract(
     "moe_w4a16_grouped_down_atomic_c4",
     "out[m] = weighted sum of the down projections of m's slots, FP32 in no fixed order, rounded once",
@@ -100,6 +96,4 @@ GROUPED_DOWN_ATOMIC = Contract(
     reduction_tolerance(DEEPEST),
     inputs=inputs_of("h", ("S", "I"), "slots", "offsets", "work", "weights"),
 )
-
-
 SILU_MUL = silu_mul_contract("moe_silu_mul")

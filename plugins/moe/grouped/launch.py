@@ -22,27 +22,15 @@ from kernel_muster.registry.launch.workspace import Scratch
 from kernel_muster.registry.values import frozen
 
 _FOLDER = Path(__file__).parent
-
-
 Entries = Mapping[str, EntryResources]
-
-
 _PROJECTIONS = ("gate_up", "down")
 GROUPED_WARPS = dict(zip(_PROJECTIONS, constants(_FOLDER / "grouped.cuh", "GATE_UP_WARPS", "DOWN_WARPS"), strict=True))
-
-
 (_ROUND_THREADS,) = constants(_FOLDER / "atomic.cu", "CLEAR_THREADS")
-
-
 # Up to this number of slots the persistent scheduler of grouped.cuh gives each block an equal range of tiles. With more
 # slots, experts may have very different numbers of rows: then a block computes a few tiles of one expert. The bits are
 # the same.
 PERSISTENT_SLOTS = 1024
-
-
 _REPEATS = {"gate_up": 4, "down": 4}
-
-
 _BLOCKS_PER_MULTIPROCESSOR = dict(
     zip(_PROJECTIONS, constants(_FOLDER / "grouped.cuh", "GATE_UP_BLOCKS", "DOWN_BLOCKS"), strict=True)
 )
@@ -76,23 +64,13 @@ def schedule_of(projection: str, features: int, depth: int, experts: int, slots:
 
 # Projections and depths K that have a large-M kernel (grouped_large_m.cuh).
 _LARGE_M_DEPTHS = {"gate_up": 2048, "down": 512}
-
-
 # Its average rows of an expert from which it serves, and its warps.
 _LARGE_M_ROWS, _LARGE_M_WARPS = 8, 16
-
-
 # The grid should have at least this number of waves, at one block a multiprocessor.
 _LARGE_M_WAVES = 4
-
-
 # At most this number of blocks share the output tiles of a row tile.
 _MAX_TILE_PARTS = {"gate_up": 4, "down": 8}
-
-
 _MAX_SHARED = 163 * KIB  # of a block with 32 rows
-
-
 # A plan on host memory, which names no device, fits the smallest shared memory of all.
 _SMALLEST = (8, 6)
 
@@ -212,19 +190,13 @@ _GROUPED = (
     EntryPoint("grouped_many_gate_up_k2048", ("ptr",) * 8 + ("i32",) * 4),
     EntryPoint("grouped_many_down_k512", ("ptr",) * 5 + ("i32",) * 3),
 )
-
-
 _ATOMIC = (
     *entries_of("grouped_down_atomic", "down", 7, 7),
     EntryPoint("clear_sums", ("ptr", "i32")),
     EntryPoint("round_sums", ("ptr", "ptr", "i32")),
 )
-
-
 GROUPED_GATE_UP, GROUPED_DOWN = (
     GroupedKernel(_FOLDER / "grouped.cu", _GROUPED, planner, include_dirs=(INCLUDE_DIR,))
     for planner in (_plan_grouped_gate_up, _plan_grouped_down)
 )
-
-
 GROUPED_DOWN_ATOMIC = cuda_kernel(_FOLDER / "atomic.cu", _ATOMIC, _plan_grouped_down_atomic)

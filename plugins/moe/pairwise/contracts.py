@@ -68,6 +68,4 @@ def _pairwise_down(rows: int) -> Contract:
 
 
 PAIRWISE_GATE_UP = (_pairwise_gate_up(2), _pairwise_gate_up(3))
-
-
 PAIRWISE_DOWN = (_pairwise_down(2), _pairwise_down(3))

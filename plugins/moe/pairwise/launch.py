@@ -13,14 +13,8 @@ from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
 
 _FOLDER = Path(__file__).parent
-
-
 Entries = Mapping[str, EntryResources]
-
-
 (PAIRWISE_WARPS,) = constants(_FOLDER / "pairwise.cuh", "PAIRWISE_WARPS")
-
-
 # By choices: so many tiles a block that all blocks fit an H200 at once (n = 2: 14.2 us against 15.9).
 _PAIRWISE_REPEATS = ((8, 1), (16, 2), (24, 3), (1 << 62, 4))
 
@@ -47,9 +41,5 @@ def _plan_pairwise_down(bound: Bound, entries: Entries) -> LaunchPlan:
 
 
 _PAIRWISE = (*entries_of("pairwise_gate_up", "gate_up", 7, 6), *entries_of("pairwise_down", "down", 6, 4))
-
-
 PAIRWISE_GATE_UP = cuda_kernel(_FOLDER / "pairwise.cu", _PAIRWISE, _plan_pairwise_gate_up)
-
-
 PAIRWISE_DOWN = cuda_kernel(_FOLDER / "pairwise.cu", _PAIRWISE, _plan_pairwise_down)

@@ -14,25 +14,13 @@ from kernel_muster.registry.contract.signature import Bound
 from kernel_muster.registry.errors import ContractError
 
 _FOLDER = Path(__file__).parent
-
-
 Entries = Mapping[str, EntryResources]
-
-
 _NO_ARRAY = 0  # a null pointer
-
-
 _WIDTHS = (1, 8)
-
-
 # Experts of a block of the sort, and of a router.
 _SORT_WARPS, MAX_EXPERTS, _LOCAL_THREADS = constants(_FOLDER / "sort.cu", "WARPS", "MAX_EXPERTS", "LOCAL_THREADS")
-
-
 # Experts and rows of a block of the logits.
 _ROUTER_EXPERTS, _ROUTER_ROWS = constants(_FOLDER / "router_logits.cu", "WARPS", "ROWS")
-
-
 _MAX_ROW_TILES = 65535  # the limit of a grid's second axis
 
 
@@ -75,26 +63,14 @@ _TOPK_ENTRIES = tuple(
     for kind in ("softmax", "sigmoid")
     for dtype in ("bf16", "f32")
 )
-
-
 TOPK_SOFTMAX = cuda_kernel(_FOLDER / "topk.cu", _TOPK_ENTRIES, partial(_plan_topk, "softmax"))
-
-
 TOPK_SIGMOID = cuda_kernel(_FOLDER / "topk.cu", _TOPK_ENTRIES, partial(_plan_topk, "sigmoid"))
-
-
 _SORT_ENTRIES = (
     EntryPoint("sort_by_expert", ("ptr",) * 4 + ("i32",) * 2),
     EntryPoint("local_ids", ("ptr",) * 2 + ("i32",) * 3),
 )
-
-
 SORT = cuda_kernel(_FOLDER / "sort.cu", _SORT_ENTRIES, _plan_sort)
-
-
 LOCAL_IDS = cuda_kernel(_FOLDER / "sort.cu", _SORT_ENTRIES, _plan_local_ids)
-
-
 LOGITS = cuda_kernel(
     _FOLDER / "router_logits.cu",
     tuple(EntryPoint(f"router_logits_w{width}", ("ptr",) * 3 + ("i32",) * 3) for width in _WIDTHS),
