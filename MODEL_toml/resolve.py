@@ -92,7 +92,7 @@ class Catalogue:
         if has_config(text, cwd):
             return self.resolve_config(config_at(cwd or Path(), text), text)
         steps = (f"no manifest has the name or hf_id {shown(text)}",)
-        why = f"no manifest is named {shown(text)}{_as_path(text, cwd or Path())}"
+        why = message("unknown_model.name", name=shown(text), path=_as_path(text, cwd or Path()))
         return Resolution(None, _unknown(shown(text), why, self._near(text)), steps)
 
     def resolve_config(
@@ -222,9 +222,9 @@ def _as_path(text: str, cwd: Path) -> str:
     try:
         path = cwd / text
         if path.is_dir():
-            return ", and the folder of that name holds no config.json"
+            return message("unknown_model.folder")
         if path.exists():
-            return ", and the file of that name is no folder of a model; a manifest is given with --manifest"
+            return message("unknown_model.file")
     except (OSError, ValueError):  # too long, or a NUL
         return ""
     return ", and there is no such file or folder" if text.startswith((".", "/", "~")) or text.endswith("/") else ""
@@ -282,7 +282,7 @@ def _tie(found: list[Manifest], subject: str, reference: str | None, steps: tupl
     why = f"{len(found)} manifests serve {subject} equally well: {_names(found)}; {given}"
     remedies = [f"name one of them: {_names(found)}"]
     if tell:
-        remedies.append(f"or give a reference (--ref) that holds what tells them apart: {tell}")
+        remedies.append(message("remedy.reference", needles=tell))
     if alike := sorted(name for name, needles in deciding.items() if not needles):
         remedies.append(f"or add match_names that no other has to the manifest of {' and of '.join(alike)}")
     return Resolution(None, Finding("AMBIGUOUS_MODEL", subject, why, where, tuple(remedies)), steps)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 
-from kernel_muster.audit.render.python_words import for_program
+from kernel_muster.audit.render.audiences import for_program
 from kernel_muster.audit.render.text import render_text
 from kernel_muster.audit.reporting import opening_report
 from kernel_muster.audit.rules.levers import list_levers, with_lines

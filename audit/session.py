@@ -14,7 +14,7 @@ from kernel_muster.audit import serving
 from kernel_muster.audit.checking import Checked, check_kernels
 from kernel_muster.audit.evidence import AuditOptions, Evidence
 from kernel_muster.audit.opening import BootRequest, Opening, open_boot
-from kernel_muster.audit.render.python_words import for_program
+from kernel_muster.audit.render.audiences import for_program
 from kernel_muster.audit.render.text import render_text
 from kernel_muster.audit.report import Report
 from kernel_muster.audit.reporting import full_report, opening_report
@@ -36,6 +36,7 @@ from kernel_muster.registry.launch.choose import choose_runner
 from kernel_muster.registry.launch.runners import Progress, Runner
 from kernel_muster.registry.levers import Levers
 from kernel_muster.registry.logs import logger
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.paths import without_home
 from kernel_muster.registry.plugin_code.process_state import process_state, put_back
 from kernel_muster.registry.plugin_code.watch import cause_chain, watched
@@ -359,7 +360,7 @@ def _observer_failed(name: str, error: BaseException | None, stack: str) -> Find
         "PLUGIN_LOAD_FAILED",
         name,
         "hook muster_audit_finished failed: " + (type(error).__name__ if error is not None else "it hangs"),
-        remedies=("repair the plugin", f"or block it: --no-plugin {name}"),
+        remedies=(message("remedy.repair_plugin"), message("remedy.or_block", plugin=name)),
         log=cause_chain(error) if error is not None else stack,
     )
 

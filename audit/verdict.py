@@ -7,6 +7,7 @@ from kernel_muster.audit.rules import RULES
 from kernel_muster.audit.rules.causes import consequence
 from kernel_muster.registry.findings import ABSENCE_CODES, Finding, Profile, Severity, sort_key
 from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.messages.message import message, quoted
 from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.values import frozen
 
@@ -85,9 +86,9 @@ def _idle_allowance(key: KernelKey) -> Finding:
     return Finding(
         "UNUSED_WAIVER",
         str(key),
-        "--dangerously-allow-unresolved names it, and it is there, or waived, or nothing asked for it",
+        message("unused_waiver.allowance"),
         where=("--dangerously-allow-unresolved",),
-        remedies=("take it out of --dangerously-allow-unresolved",),
+        remedies=(message("remedy.drop_allowance"),),
     )
 
 
@@ -110,7 +111,9 @@ def link_consequences(
         if at is None:
             rest.append(finding)
         elif finding.lacks:
-            explained.setdefault(at, []).append(f"{finding.code} {finding.subject}: {finding.why}")
+            explained.setdefault(at, []).append(
+                message("consequence", code=finding.code, subject=finding.subject, why=quoted(finding.why))
+            )
         else:
             explained.setdefault(at, []).append(consequence(finding))
     return tuple(f.explaining(explained[at]) if at in explained else f for at, f in enumerate(causes)), rest

@@ -338,7 +338,7 @@ def _unknown(name: str, origin: Origin, names: Names, removed: Mapping[str, str]
         return Finding("REMOVED_LEVER", name, why, (origin,), (message("remedy.new_lever", lever=removed[name]),))
     near = names.near(name)
     why = message("unknown_lever", lever=name, near=near)
-    remedies = (message("remedy.lever_name"), message("remedy.list_levers"))
+    remedies = (message("remedy.lever_name", lever=name), message("remedy.list_levers"))
     return Finding("UNKNOWN_LEVER", name, why, (origin,), remedies, lacks="" if near else "muster_levers")
 
 

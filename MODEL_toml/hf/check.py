@@ -15,6 +15,7 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.schema import ModelTable
 from kernel_muster.MODEL_toml.wording import plain, shown
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.messages.message import message
 
 _MOST_SHOWN = 8
 
@@ -92,7 +93,7 @@ def contradiction_finding(manifest: Manifest, config: HfConfig, others: Iterable
     agreeing = [other.name for other in others if other is not manifest and agrees(other, config)]
     remedies = (
         *([f"name {' or '.join(agreeing)}, whose manifest agrees with this config.json"] if agreeing else []),
-        "give the model of that config.json a manifest of its own: --manifest FILE",
+        message("remedy.own_manifest"),
         "or correct one of the two",
     )
     lines = dict.fromkeys(manifest.where("model", *one.path) for one in found[:_MOST_SHOWN])

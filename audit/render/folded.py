@@ -1,25 +1,24 @@
 """Findings that share one code, one cause and one way out: they are told once, with the keys that they are about."""
 
-import re
 import textwrap
 from collections.abc import Iterable
 
 from kernel_muster.audit.render.plain import fold_layers
 from kernel_muster.audit.report import FindingRow
+from kernel_muster.registry.keys import KernelKey, key_problem
+from kernel_muster.registry.messages.folded import FOLDED
+from kernel_muster.registry.messages.message import parts_of, quoted, values_of
 
 #: Fewer than this are easier to read one by one.
 FOLD_FROM = 3
 _WIDTH = 100
-_KEY = re.compile(r"[a-z][a-z0-9_]*::[a-z][a-z0-9_]*")
-_CHAIN = re.compile(r"chain KEY(?: > KEY)*:")
-_WAIVER = re.compile(r"\[expected_absent\.[a-z0-9_]+\] [a-z0-9_]+ =")
 
 
 def folded(findings: Iterable[FindingRow]) -> list[tuple[FindingRow, ...]]:
     """Group findings about keys that differ in nothing but the key, in order of the first of each group."""
     groups: dict[object, list[FindingRow]] = {}
     for position, finding in enumerate(findings):
-        is_alike = _KEY.fullmatch(finding.subject) and not finding.log and not finding.explains
+        is_alike = not key_problem(finding.subject) and not finding.log and not finding.explains
         kind = (finding.code, finding.allowed, cause_text(finding), remedy_texts(finding)) if is_alike else position
         groups.setdefault(kind, []).append(finding)
     made: list[tuple[FindingRow, ...]] = []
@@ -30,14 +29,12 @@ def folded(findings: Iterable[FindingRow]) -> list[tuple[FindingRow, ...]]:
 
 def cause_text(finding: FindingRow) -> str:
     """Return why, for any key: ``no plugin registers KEY``; of a chain, each distinct reason once."""
-    why = _CHAIN.sub("chain:", _KEY.sub("KEY", finding.why))
-    return "; ".join(dict.fromkeys(part.removeprefix("KEY: ") for part in why.split("; ")))
+    return "; ".join(dict.fromkeys(part.for_audience(FOLDED) for part in parts_of(finding.why)))
 
 
 def remedy_texts(finding: FindingRow) -> tuple[str, ...]:
     """Return the remedies, for any key."""
-    texts = (_KEY.sub("KEY", remedy) for remedy in finding.remedies)
-    return tuple(_WAIVER.sub("[expected_absent.MODULE] FUNC =", text) for text in texts)
+    return tuple(quoted(remedy).for_audience(FOLDED) for remedy in finding.remedies)
 
 
 def key_lines(group: Iterable[FindingRow], *, verbose: bool) -> tuple[str, ...]:
@@ -55,10 +52,10 @@ def consequence_lines(explains: Iterable[str]) -> tuple[str, ...]:
     """Return what a finding explains; of many keys that the same happens to, what happens is said once."""
     groups: dict[str, list[str]] = {}
     for text in explains:
-        groups.setdefault(_KEY.sub("KEY", text), []).append(text)
+        groups.setdefault(quoted(text).for_audience(FOLDED), []).append(text)
     lines: list[str] = []
     for what, texts in groups.items():
-        keys = [key for text in texts for key in _KEY.findall(text)]
+        keys = [str(key) for text in texts for key in values_of(text, KernelKey)]
         if len(texts) < FOLD_FROM or len(keys) != len(texts):
             lines += texts
         else:

@@ -7,6 +7,7 @@ from kernel_muster.audit.evidence import Evidence
 from kernel_muster.registry.backends.request import BuildFailure
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.plugin_code.watch import cause_chain, one_line
 from kernel_muster.registry.selection.records import LookupRow
 
@@ -48,7 +49,7 @@ def unreadable_sources(evidence: Evidence) -> list[Finding]:
             continue
         failure = error.finding(str(key)) if isinstance(error, BuildFailure) else None
         if failure is None or not failure.remedies:
-            remedies = (f"reinstall {chosen.provider.distribution}, or correct its backend",)
+            remedies = (message("remedy.reinstall_backend", distribution=chosen.provider.distribution),)
             failure = Finding("COMPILE_FAILED", str(key), one_line(error), remedies=remedies, log=cause_chain(error))
         causes.setdefault(failure.why, _Cause(failure)).add(key, row)
     return [cause.finding for cause in causes.values()]
@@ -61,14 +62,14 @@ class _Cause:
         self._failure = failure
         self._where = dict.fromkeys(failure.where)
         self._layers = dict.fromkeys(failure.layers)
-        self._explains = dict.fromkeys(failure.explains)
+        self._explains: dict[str, None] = dict.fromkeys(failure.explains)
 
     def add(self, key: KernelKey, row: LookupRow) -> None:
         """Add a key and the places that asked for it."""
         self._where.update(dict.fromkeys(row.sites))
         self._layers.update(dict.fromkeys(row.layers))
         if str(key) != self._failure.subject:
-            self._explains[f"{key} has no code"] = None
+            self._explains[message("consequence.no_code", key=key)] = None
 
     @property
     def finding(self) -> Finding:

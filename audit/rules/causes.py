@@ -6,20 +6,17 @@ from dataclasses import replace
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.registry.findings import ABSENCE_CODES, Finding, sort_key
 from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.messages.message import Message, message, quoted
 from kernel_muster.registry.selection.catalog import PluginRow
 from kernel_muster.registry.selection.select import Decision
 from kernel_muster.registry.wording import listed
 
-#: What the remedy of a waiver begins with.
-DECLARE = "or declare it, "
-
-
 _MOST_SITES = 3
 
 
-def unblock(row: PluginRow, what: str = "it") -> str:
+def unblock(row: PluginRow, template: str = "remedy.unblock") -> Message:
     """Return the remedy of what a blocked plugin would provide."""
-    return f"unblock plugin {row.name} (--no-plugin), which is there to provide {what}"
+    return message(template, plugin=row.name)
 
 
 def caused(evidence: Evidence, finding: Finding, decision: Decision) -> Finding:
@@ -53,12 +50,13 @@ def _one_of(row: PluginRow, group: list[Finding]) -> Finding:
     first, *others = sorted(group, key=sort_key)
     if not others:
         return first
-    why = f"plugin {row.name} of {row.distribution} is blocked, and provides {len(group)} keys that are asked for: "
-    why += listed([finding.subject for finding in (first, *others)])
+    keys = listed([finding.subject for finding in (first, *others)])
+    why = message("lookup.blocked_plugin", plugin=row.name, distribution=row.distribution, count=len(group), keys=keys)
     common = [r for r in first.remedies if all(r in other.remedies for other in others)]
-    remedies = dict.fromkeys((unblock(row, "them"), *(r for r in common if r != unblock(row))))
-    if any(remedy.startswith(DECLARE) for finding in (first, *others) for remedy in finding.remedies):
-        remedies["or declare those that are optional, each with its true reason, in the manifest"] = None
+    remedies = dict.fromkeys((unblock(row, "remedy.unblock_many"), *(r for r in common if r != unblock(row))))
+    templates = {quoted(remedy).template for finding in (first, *others) for remedy in finding.remedies}
+    if "remedy.declare" in templates:
+        remedies[message("remedy.declare_many")] = None
     return replace(
         first,
         why=why,
@@ -67,6 +65,7 @@ def _one_of(row: PluginRow, group: list[Finding]) -> Finding:
     ).explaining(consequence(finding) for finding in others)
 
 
-def consequence(finding: Finding) -> str:
+def consequence(finding: Finding) -> Message:
     """Return a finding as the consequence of another."""
-    return f"{finding.code} {finding.subject}: asked for at {listed(finding.where, _MOST_SITES)}"
+    key = KernelKey(*finding.subject.split("::", 1)) if "::" in finding.subject else finding.subject
+    return message("consequence.lookup", code=finding.code, key=key, places=listed(finding.where, _MOST_SITES))

@@ -8,6 +8,7 @@ from kernel_muster.audit.sethash import set_hash as compute_set_hash
 from kernel_muster.audit.stages import is_below, reached_stage
 from kernel_muster.registry.findings import Finding, Severity
 from kernel_muster.registry.hardware.arch import canonical_arch
+from kernel_muster.registry.messages.message import message
 
 _MOST_KEYS = 8
 
@@ -76,6 +77,6 @@ def unchecked_stage(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "UNCHECKED",
             wanted,
-            f"stage {wanted} was asked for, but the kernels reached {reached} on {evidence.target}",
-            remedies=(f"ask for --stage {reached}", f"or audit where stage {wanted} can run"),
+            message("unchecked.stage", stage=wanted, reached=reached, target=str(evidence.target)),
+            remedies=(message("remedy.ask_stage", stage=reached), message("remedy.audit_elsewhere", stage=wanted)),
         )

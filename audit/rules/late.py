@@ -1,13 +1,13 @@
 """Rules about what happened after the seal."""
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.audit.render.plain import plural
 from kernel_muster.audit.rules.lookups import declare, merge
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.messages.message import message, quoted
 from kernel_muster.registry.selection.records import LookupRow
 
-_LOOK_UP_EARLY = "look the kernel up while the model is built, and keep the handle"
+_LOOK_UP_EARLY = message("remedy.look_up_early")
 
 
 def _late(evidence: Evidence, code: str, *, hit: bool) -> list[Finding]:
@@ -18,7 +18,8 @@ def _late(evidence: Evidence, code: str, *, hit: bool) -> list[Finding]:
         undeclared = [key for key in row.members if evidence.excuse(key) is None]
         if resolved is not hit or not (resolved or undeclared) or _compiled(evidence, row) is not None:
             continue
-        why = f"asked for {plural(row.count, 'time')} after the seal" + ("" if hit else f": {decisions[0].reason}")
+        reason = quoted(decisions[0].reason)
+        why = message("late.hit", count=row.count) if hit else message("late.miss", count=row.count, reason=reason)
         remedies = (_LOOK_UP_EARLY, *(() if hit else (declare(evidence, key) for key in undeclared)))
         found.append(Finding(code, str(row.key), why, tuple(row.sites), remedies, tuple(row.layers)))
     return merge(found)
@@ -36,7 +37,7 @@ def late_hits(evidence: Evidence) -> list[Finding]:
 
 def late_compiles(evidence: Evidence) -> list[Finding]:
     """Report kernels that were built after the seal, because nothing had asked for them before."""
-    why = "nothing had asked for it before the seal, so that it was compiled while requests were being served"
+    why = message("late.compile")
     return merge(
         Finding("LATE_COMPILE", str(key), why, tuple(row.sites), (_LOOK_UP_EARLY,), tuple(row.layers))
         for row in evidence.late_rows
@@ -59,9 +60,9 @@ def late_registrations(evidence: Evidence) -> list[Finding]:
         Finding(
             "LATE_REGISTRATION",
             late.plugin,
-            "registered after the seal, without effect",
+            message("late.registration"),
             (late.site,),
-            ("register it as a plugin, through an entry point or boot(local_plugins=...)",),
+            (message("remedy.register_early"),),
         )
         for late in sorted(evidence.late_registrations, key=lambda late: (late.plugin, late.site))
     )

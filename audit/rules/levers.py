@@ -11,6 +11,7 @@ from kernel_muster.registry.distributions import same_distribution
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KeyNames
 from kernel_muster.registry.levers import PREFIX, Levers
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.selection.records import MALFORMED, FailedRequest
 from kernel_muster.registry.selection.select import parse_key_list, parse_prefer
 from kernel_muster.registry.suggestions import Names, named
@@ -41,7 +42,7 @@ def _instead_of(request: FailedRequest) -> tuple[str, ...]:
     """Return what helps against a request that failed."""
     asked = request.lever
     if asked.startswith(PREFIX):
-        return (f"unset {asked}, or choose a model that can do it",)
+        return (message("remedy.unset_model", lever=asked),)
     if asked in ("--quant", "quant"):
         return ("leave it out, or name a model whose manifest says that quant",)
     if asked.startswith("checkpoint of "):
@@ -107,7 +108,7 @@ def list_levers(levers: Levers, keys: KeyNames) -> Iterator[Finding]:
     for setting, found in ((disable, problems), (prefer, more)):
         name = setting.lever.name
         for problem in found:
-            remedies = ("correct it, or unset it",)
+            remedies = (message("remedy.lever_correct", lever=name),)
             yield Finding("BAD_LEVER", name, f"{name}: {problem}", (setting.origin,), remedies)
     for key in sorted(set(disabled) & set(preferred)):
         why = f"MUSTER_DISABLE switches {key} off, MUSTER_PREFER chooses who serves it"

@@ -4,14 +4,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.audit.rules.causes import DECLARE, caused, of_blocked_plugins, unblock
+from kernel_muster.audit.rules.causes import caused, of_blocked_plugins, unblock
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.hardware.arch import CPU
 from kernel_muster.registry.keys import KernelKey, parse_key
+from kernel_muster.registry.messages.message import Message, joined, message, quoted
 from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.selection.records import LookupRow
 from kernel_muster.registry.selection.select import Decision, is_host_only
 
-GATE = "or gate the lookup on the model's configuration, so that it is never issued"
+GATE = message("remedy.gate")
 
 
 def absent_keys(evidence: Evidence) -> list[Finding]:
@@ -31,7 +33,7 @@ def _joined(group: list[Finding]) -> Finding:
     return replace(
         group[0],
         # Several chains behind one absent key: its reason once.
-        why="; ".join(dict.fromkeys(clause for finding in group for clause in finding.why.split("; "))),
+        why=joined(finding.why for finding in group),
         where=tuple(dict.fromkeys(site for finding in group for site in finding.where)),
         remedies=tuple(dict.fromkeys(remedy for finding in group for remedy in finding.remedies)),
         layers=tuple(dict.fromkeys(layer for finding in group for layer in finding.layers)),
@@ -79,16 +81,16 @@ def _sites(row: LookupRow) -> Iterator[str]:
 
 def _not_honored(evidence: Evidence, row: LookupRow, absent: list[Decision]) -> Finding:
     missing = absent[0]
-    why = f"{row.requested_by} asked for {missing.key}, which is absent: {missing.reason}"
-    remedies = (*_provide(evidence, missing), f"or unset {row.requested_by}")
+    why = message("lookup.not_honored", lever=row.requested_by, key=missing.key, reason=quoted(missing.reason))
+    remedies = (*_provide(evidence, missing), message("remedy.or_unset", lever=row.requested_by))
     return _finding(row, "REQUEST_NOT_HONORED", row.requested_by, why, remedies)
 
 
 def _waived_required(evidence: Evidence, row: LookupRow, absent: list[Decision]) -> Finding:
     waiver = evidence.waivers[absent[-1].key]
-    keys = ", ".join(str(d.key) for d in absent)
-    why = f"{keys} is absent and waived, but the model cannot run without it: {absent[-1].reason}"
-    remedies = (f"drop the waiver at {waiver.where}", *_provide(evidence, absent[-1]), GATE)
+    keys = tuple(d.key for d in absent)
+    why = message("waived_required", keys=keys, reason=quoted(absent[-1].reason))
+    remedies = (message("remedy.drop_waiver", where=waiver.where), *_provide(evidence, absent[-1]), GATE)
     remedies += _hint(evidence, absent[-1])
     return _finding(row, "WAIVED_REQUIRED", absent[0].key, why, remedies)
 
@@ -97,14 +99,16 @@ def _chain(
     evidence: Evidence, row: LookupRow, decisions: list[Decision], unexcused: list[Decision], found: bool
 ) -> Finding:
     chain = " > ".join(map(str, row.members))
-    reasons = "; ".join(f"{d.key}: {d.reason}" for d in unexcused)
     if found:
-        code, outcome = "FALLBACK_TAKEN", f"fell back to {decisions[-1].key}"
+        code, outcome = "FALLBACK_TAKEN", message("lookup.fell_back", key=decisions[-1].key)
     else:
-        code, outcome = ("MISSING" if row.kind == "required" else "FALLBACK_TAKEN"), "no member resolves"
+        code = "MISSING" if row.kind == "required" else "FALLBACK_TAKEN"
+        outcome = message("lookup.no_member")
+    reasons = (message("lookup.reason", key=d.key, reason=quoted(d.reason)) for d in unexcused)
+    why = joined((message("lookup.chain", chain=chain, outcome=outcome), *reasons))
     # The finding is about one key, and to allow that key excuses it: take one that nobody allowed, if there is one.
     about = next((d for d in unexcused if d.key not in evidence.options.allow_unresolved), unexcused[0])
-    finding = _finding(row, code, about.key, f"chain {chain}: {outcome}; {reasons}", _remedies(evidence, about))
+    finding = _finding(row, code, about.key, why, _remedies(evidence, about))
     return caused(evidence, finding, about)
 
 
@@ -114,8 +118,7 @@ def _remedies(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
     What is no key, no plugin can register and no manifest declare.
     """
     if decision.key.problem:
-        return ("correct the key that is asked for: both names are small letters, digits and _",
-                *_hint(evidence, decision))  # fmt: skip
+        return (message("remedy.correct_key"), *_hint(evidence, decision))
     return (*_provide(evidence, decision), GATE, declare(evidence, decision.key), *_hint(evidence, decision))
 
 
@@ -123,41 +126,39 @@ def _provide(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
     key = decision.key
     blocked = evidence.catalog.absent_provider(key)
     if decision.cause == "DISABLED":
-        return (f"take {decision.renamed_to or key} out of MUSTER_DISABLE",)
+        return (message("remedy.enable", key=decision.renamed_to or key),)
     if decision.cause == "SHADOWED":
-        return (f"add {key.func} to the distribution that replaces module {key.module}, or uninstall it",)
+        return (message("remedy.add_func", func=key.func, module=key.module),)
     if blocked is not None and blocked.status == "blocked":
         return (unblock(blocked),)
     if decision.cause == "WRONG_ARCH":
-        return (f"install a distribution that provides {key} for {evidence.target.arch or 'cpu'}",)
+        return (message("remedy.install_for", key=key, arch=str(evidence.target.arch or CPU)),)
     if decision.candidates and all(is_host_only(c.registered.spec) for c in decision.candidates):
         return _only_on_the_host(evidence, key)
-    return (f"install the distribution that provides {key}, or repair it",)
+    return (message("remedy.install", key=key),)
 
 
 def _only_on_the_host(evidence: Evidence, key: KernelKey) -> tuple[str, ...]:
     """Nothing is broken: a kernel for this target has yet to be installed, or written."""
-    arch = evidence.target.arch
-    install = f"no installed distribution ships a kernel of {key} for {arch}: install one that does, or write it"
-    return (install,) if evidence.is_replay else (install, "or choose --target cpu")
+    install = message("remedy.write_kernel", key=key, arch=str(evidence.target.arch))
+    return (install,) if evidence.is_replay else (install, message("remedy.choose_target", target=CPU))
 
 
 def _hint(evidence: Evidence, decision: Decision) -> tuple[str, ...]:
     near = evidence.selector.near_names(decision.key) if not decision.candidates else []
-    return (f"or, if the name is misspelt: did you mean {' or '.join(near)}?",) if near else ()
+    return (message("remedy.misspelt", near=tuple(map(parse_key, near))),) if near else ()
 
 
-def declare(evidence: Evidence, key: KernelKey) -> str:
+def declare(evidence: Evidence, key: KernelKey) -> Message:
     """Say how a waiver excuses a key; or why the one that is there does not."""
     if key in evidence.required_keys:
-        return "it is required: a waiver cannot excuse it"
+        return message("remedy.required")
     if elsewhere := " and ".join(evidence.scope_problems(key)):
-        return f"or correct the scope in the manifest: {elsewhere}"
+        return message("remedy.waiver_scope", scope=elsewhere)
     if meant := evidence.idle_waivers.like(key):
         waiver = evidence.waivers[parse_key(meant[0])]
-        return f"or correct the waiver at {waiver.where}: it names {waiver.key}, which nothing asks for"
-    entry = f'[expected_absent.{key.module}] {key.func} = "..."'
-    return f"{DECLARE}with the true reason, in {evidence.manifest.path.name}: {entry}"
+        return message("remedy.waiver_key", where=waiver.where, key=waiver.key)
+    return message("remedy.declare", manifest=evidence.manifest.path.name, module=key.module, func=key.func)
 
 
 def renamed_keys(evidence: Evidence) -> list[Finding]:
@@ -167,8 +168,8 @@ def renamed_keys(evidence: Evidence) -> list[Finding]:
             row,
             "KEY_RENAMED",
             key,
-            f"{key} is now called {renamed}",
-            (f"look up {renamed}; the old name goes away with a later version of {decision.chosen.provider}",),
+            message("key_renamed", key=key, renamed=renamed),
+            (message("remedy.look_up", renamed=renamed, provider=str(decision.chosen.provider)),),
         )
         for row in evidence.rows
         for key in evidence.evaluated(row)
@@ -183,8 +184,8 @@ def slow_tiers(evidence: Evidence) -> list[Finding]:
             row,
             "SLOW_TIER",
             key,
-            f"only a kernel of tier reference, by {decision.chosen.provider}, serves {key} on {evidence.target}",
-            (f"install a distribution with a fast kernel for {key}", GATE),
+            message("slow_tier", provider=str(decision.chosen.provider), key=key, target=str(evidence.target)),
+            (message("remedy.install_fast", key=key), GATE),
         )
         for row in evidence.rows
         for key in evidence.evaluated(row)
@@ -204,8 +205,9 @@ def signatures(evidence: Evidence) -> list[Finding]:
             owner = owners[key]
             if chosen is None or not owner or not chosen.spec.contract or chosen.spec.contract == owner:
                 continue
-            why = f"{chosen.provider} implements contract {chosen.spec.contract}, but {key} has contract {owner}"
-            remedies = (f"implement contract {owner}", "or register the kernel under a key of its own")
+            contracts = {"contract": chosen.spec.contract, "owner": owner}
+            why = message("signature_mismatch", provider=str(chosen.provider), key=key, **contracts)
+            remedies = (message("remedy.implement", contract=owner), message("remedy.own_key"))
             found.append(_finding(row, "SIGNATURE_MISMATCH", key, why, remedies))
     return merge(found)
 
@@ -229,13 +231,9 @@ def layouts(evidence: Evidence) -> list[Finding]:
         Finding(
             "LAYOUT_MISSING",
             f"{weights[0] if len(weights) == 1 else f'{len(weights)} weights'} in {layout}",
-            f"read by {', '.join(readers)}, but the layout plan does not build {_copies(len(weights))}",
-            remedies=("build the copy in the model's layout plan", "or choose kernels that read a layout it builds"),
+            message("layout_missing" if len(weights) == 1 else "layout_missing.many", readers=readers),
+            remedies=(message("remedy.build_copy"), message("remedy.other_kernels")),
             layers=tuple(weights),
         )
         for (layout, readers), weights in causes.items()
     ]
-
-
-def _copies(count: int) -> str:
-    return "this copy" if count == 1 else "these copies"

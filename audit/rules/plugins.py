@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from kernel_muster.audit.evidence import Evidence
 from kernel_muster.audit.render.plain import plural
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.selection.catalog import PluginRow
 from kernel_muster.registry.selection.select import Decision
 from kernel_muster.registry.suggestions import Names
@@ -58,10 +59,12 @@ def overridden_kernels(evidence: Evidence) -> Iterator[Finding]:
         why += [f"{chosen.provider} serves before {provider}: {reason}" for provider, reason in outranked]
         if why:
             name, plugin = chosen.provider.distribution, chosen.provider.plugin
-            remedies: tuple[str, ...] = (f"nothing, if this is meant; else uninstall {name}",)
+            remedies: tuple[str, ...] = (message("remedy.uninstall_meant", distribution=name),)
             if not lost:
-                first = f"nothing, if this is meant; else block what serves: --no-plugin {plugin}"
-                remedies = (first, f'or let the other say overrides="{name}"')
+                remedies = (
+                    message("remedy.block_server", plugin=plugin),
+                    message("remedy.override", distribution=name),
+                )
             yield Finding("OVERRIDDEN", str(decision.key), "; ".join(why), (str(chosen.provider),), remedies)
 
 

@@ -1,14 +1,13 @@
-"""What refused an arm, in the words of its options: boots speak of levers and plugins that they were given."""
+"""A refused arm, in the words of its options: a boot names the levers and plugins that it was given."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from kernel_muster.ab.arms import Arm
 from kernel_muster.audit.report import FindingRow, Report
 from kernel_muster.audit.rules.levers import GIVEN
-
-_OTHER = re.compile(r"contradicts (MUSTER_\w+)=")
+from kernel_muster.registry.messages.arm import of_arm
+from kernel_muster.registry.messages.message import Message, quoted
 
 
 def told(report: Report, arm: Arm) -> Report:
@@ -17,21 +16,21 @@ def told(report: Report, arm: Arm) -> Report:
 
 
 def _told(row: FindingRow, arm: Arm) -> FindingRow:
-    letter = arm.name.lower()
     if row.code == "PLUGIN_NOT_FOUND" and row.subject in arm.plugins:
-        option = f"--{letter}-plugin"
-        return replace(row, why=row.why.replace("--plugin", option, 1), where=(option,))
-    remedies = row.remedies
-    for name in (row.subject, *_OTHER.findall(row.why)):
-        if name in arm.levers:
-            drop = rf"drop --{letter} {name}"
-            remedies = tuple(re.sub(rf"\bunset (it|{name})\b", drop, text) for text in remedies)
+        option = f"--{arm.name.lower()}-plugin"
+        return replace(row, why=quoted(row.why).with_values(option=option), where=(option,))
+    remedies = tuple(_of_arm(quoted(remedy), arm) for remedy in row.remedies)
     return replace(row, where=tuple(_where(row, arm)), remedies=remedies)
 
 
+def _of_arm(remedy: Message, arm: Arm) -> Message:
+    named = {str(remedy.values.get(name)) for name in ("lever", "other")}
+    return remedy.for_audience(of_arm(arm.name.lower())) if named & arm.levers.keys() else remedy
+
+
 def _where(row: FindingRow, arm: Arm) -> Iterator[str]:
-    """Yield where a finding comes from; what its boot was given is the arm's, or stood in the environment."""
-    names = iter((row.subject, *_OTHER.findall(row.why)))
+    """Yield where a finding comes from: an option of the arm, or the environment."""
+    names = iter((row.subject, *filter(None, [row.parameters.get("other")])))
     for place in row.where:
         name = next(names, "")
         if place != GIVEN:

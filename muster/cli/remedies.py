@@ -5,11 +5,12 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Literal
 
+from kernel_muster.audit.render.audiences import for_audience
 from kernel_muster.audit.report import FindingRow, Report
+from kernel_muster.registry.messages.folders import FOLDERS
+from kernel_muster.registry.messages.message import Message, message
 
 Purpose = Literal["measure", "decode"]
-_FOLDER = "or write a manifest for it, and give the folder that its own lies in: --manifests FOLDER"
-_VISIBLE = "make the GPU and its driver visible to this process"
 
 
 def fitted(report: Report, purpose: Purpose) -> Report:
@@ -20,36 +21,26 @@ def fitted(report: Report, purpose: Purpose) -> Report:
 def _fitted(row: FindingRow, purpose: Purpose) -> FindingRow:
     if row.code != "NO_DEVICE":
         return row
-    remedies = _to_measure(row.why) if purpose == "measure" else _to_decode()
+    remedies = _to_measure(row) if purpose == "measure" else _to_decode()
     return replace(row, remedies=tuple(remedies))
 
 
 def of_folders(report: Report) -> Report:
     """Return a report whose remedies name ``--manifests``, for commands of several models: these have no --manifest."""
-    return replace(report, findings=tuple(map(_of_folders, report.findings)))
+    return for_audience(report, FOLDERS)
 
 
-def _of_folders(row: FindingRow) -> FindingRow:
-    def fits(remedy: str) -> str:
-        return _FOLDER if row.code == "UNKNOWN_MODEL" and "--manifest FILE" in remedy else remedy
-
-    return replace(row, remedies=tuple(map(fits, row.remedies)))
-
-
-def _to_decode() -> Iterator[str]:
-    yield _VISIBLE
-    yield "decode on the host on purpose, at reduced size: --target cpu"
-    yield "audit without a device, and decode nothing: muster audit MODEL --target sm_90a"
+def _to_decode() -> Iterator[Message]:
+    yield message("remedy.visible_gpu")
+    yield message("remedy.decode_on_host", target="cpu")
+    yield message("remedy.audit_only")
 
 
-def _to_measure(why: str) -> Iterator[str]:
-    if why.startswith("the driver sees") and not why.startswith("the driver sees 0 "):
-        yield "name a GPU that the driver sees (nvidia-smi -L lists them), or make this one visible to this process"
+def _to_measure(row: FindingRow) -> Iterator[Message]:
+    if row.template == "no_device.ordinal" and row.parameters["count"]:
+        yield message("remedy.other_gpu")
         return
-    yield "run it on a machine with an NVIDIA GPU, sm_80 or newer: it measures, and nothing can stand in for the GPU"
-    if why.startswith("libcuda"):
-        yield "on that machine: install NVIDIA's driver, which brings libcuda.so.1; start a container with its GPUs"
-    else:
-        yield f"on that machine: {_VISIBLE} (CUDA_VISIBLE_DEVICES, options of the container)"
+    yield message("remedy.gpu_machine")
+    yield message("remedy.install_driver" if row.template == "no_device.driver" else "remedy.visible_there")
     if find_spec("cupy") is None:
-        yield "CuPy is not installed here: install the extra for the driver's CUDA, kernel-muster[cuda13] or [cuda12]"
+        yield message("remedy.install_cupy")

@@ -23,6 +23,7 @@ from kernel_muster.registry.findings import Finding, Severity
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.keys import parse_key
 from kernel_muster.registry.levers import CORE_LEVERS
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.plugin_code.entered import tell_guest
 from kernel_muster.registry.plugin_code.module_sources import module_name
 from kernel_muster.registry.selection.catalog import Catalog, PluginRow, PluginStatus
@@ -218,7 +219,7 @@ def _mismatched(entry: Entry) -> Finding:
         (
             f"install a version of {entry.distribution} for {ENTRY_POINT_GROUP}",
             f'or, where it is yours: [project.entry-points."{ENTRY_POINT_GROUP}"] in pyproject.toml, and install again',
-            f"or uninstall it, or block it: --no-plugin {entry.name}",
+            message("remedy.uninstall_or_block", plugin=entry.name),
         ),
     )
 
@@ -230,12 +231,6 @@ def _shown(group: str) -> str:
 
 # Former built-in plugins, by their normal names.
 _RENAMED = {"w4a16-gemv": ("nvfp4_gemv", "dense_gemm")}
-
-
-def _renamed(name: str) -> str:
-    """Return a hint with the plugins that hold the kernels of a former plugin; empty for any other name."""
-    now = _RENAMED.get(normal_name(name))
-    return f"; its kernels are in the plugins {' and '.join(now)}" if now else ""
 
 
 class _Asked:
@@ -263,10 +258,14 @@ class _Asked:
     def not_found(self, option: str, name: str) -> Finding:
         """Return the finding about a name that nobody offers; of a distribution it names the plugins."""
         offered = self._offers.get(normal_name(name))
-        hint = f"; the distribution of that name offers {listed(sorted(offered))}" if offered else ""
-        hint = hint or _renamed(name)
-        why = f"{option} names {name}, which is not installed{hint or self._near.did_you_mean(name)}"
-        remedies = ("install the distribution that offers it, or correct the name", "muster plugins lists all")
+        values = {"option": option, "plugin": name}
+        if offered:
+            why = message("plugin_not_found.distribution", offered=listed(sorted(offered)), **values)
+        elif now := _RENAMED.get(normal_name(name)):
+            why = message("plugin_not_found.renamed", plugins=now, **values)
+        else:
+            why = message("plugin_not_found", near=self._near.near(name), **values)
+        remedies = (message("remedy.install_plugin"), message("remedy.list_plugins"))
         return Finding("PLUGIN_NOT_FOUND", name, why, (option,), remedies)
 
 

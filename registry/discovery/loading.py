@@ -20,6 +20,7 @@ from kernel_muster.registry.contract.specs import KernelSpec, is_backend, is_hos
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.arch import CPU
 from kernel_muster.registry.levers import Lever
+from kernel_muster.registry.messages.message import Message, message
 from kernel_muster.registry.plugin_code.copies import copy_of
 from kernel_muster.registry.plugin_code.process_state import process_state, put_back
 from kernel_muster.registry.plugin_code.python_code import remember_sources
@@ -42,7 +43,9 @@ _MANUAL = {"muster_levers": "levers.md", "muster_models": "add-a-model.md", "mus
 #: Where a plugin of this process is said to come from.
 LOCAL = "(local)"
 #: What helps a plugin that takes too long to load, where the limit is a boot's.
-RAISE_LIMIT = "raise MUSTER_PLUGIN_TIMEOUT_S"
+RAISE_LIMIT = message("remedy.raise_limit")
+#: Templates of remedies that keep a plugin out of a boot.
+BLOCKING = ("remedy.block", "remedy.uninstall_or_block")
 # A generator that never ends must not eat the memory before the time limit ends it.
 _MOST_ITEMS = 100_000
 
@@ -103,9 +106,9 @@ def _failed(name: str, where: str, what: str, error: BaseException) -> Finding:
     )
 
 
-def _leave_out(name: str, where: str) -> str:
+def _leave_out(name: str, where: str) -> Message:
     """Say how a boot does without a plugin: one of this process it was given by its own program."""
-    return f"leave {name} out of local_plugins" if where == LOCAL else f"block it: --no-plugin {name}"
+    return message("remedy.leave_out" if where == LOCAL else "remedy.block", plugin=name)
 
 
 def _load(name: str, where: str, load: Callable[[], object], loaded: Loaded) -> None:

@@ -8,6 +8,7 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.arch import CPU, Arch, canonical_arch, parse_arch
 from kernel_muster.registry.hardware.stuck import why_stuck
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.values import frozen
 
 
@@ -67,10 +68,12 @@ def resolve_target(name: str | None) -> tuple[Target | None, Finding | None]:
 def _device_target(ordinal: int) -> tuple[Target | None, Finding | None]:
     try:
         devices = read_devices()
+    except NoDriver as error:
+        return None, _no_device(message("no_device.driver", why=str(error)))
     except OSError as error:
-        return None, _no_device(str(error))
+        return None, _no_device(message("no_device.failed", why=str(error)))
     if ordinal >= len(devices):
-        return None, _no_device(f"the driver sees {len(devices)} GPU(s), there is no cuda:{ordinal}")
+        return None, _no_device(message("no_device.ordinal", count=len(devices), ordinal=ordinal))
     if why := why_stuck(ordinal):
         return None, _no_device(why)
     try:
@@ -93,9 +96,9 @@ def _no_device(why: str) -> Finding:
         "cuda",
         why,
         remedies=(
-            "make the GPU and its driver visible to this process",
-            "name an architecture to audit without a device: --target sm_90a",
-            "name the host on purpose: --target cpu",
+            message("remedy.visible_gpu"),
+            message("remedy.name_arch", target="sm_90a"),
+            message("remedy.name_host", target="cpu"),
         ),
     )
 
@@ -104,12 +107,19 @@ def _no_device(why: str) -> Finding:
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76
 
 
+class NoDriver(OSError):
+    """The library of NVIDIA's driver does not load."""
+
+
 def read_devices() -> list[Device]:
     """Ask the CUDA driver for its devices; OSError if there is no driver or it does not start.
 
     Goes to libcuda directly: it must work, and fail in a millisecond, where no CUDA package is installed.
     """
-    cuda = ctypes.CDLL("libcuda.so.1")
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise NoDriver(str(error)) from None
 
     def call(name: str, *arguments: object) -> None:
         status = getattr(cuda, name)(*arguments)

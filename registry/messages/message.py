@@ -1,13 +1,17 @@
 """One sentence as data."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from kernel_muster.registry.messages.audience import COMMAND, Audience
 from kernel_muster.registry.messages.template import fill
 
 #: The template of a sentence that was written elsewhere: by a trace, an exception or a compiler.
 QUOTED = "quoted"
+#: The template of several sentences in one.
+JOINED = "joined"
+
+_T = TypeVar("_T")
 
 
 class Message(str):
@@ -51,6 +55,32 @@ def quoted(text: str) -> Message:
     return text if isinstance(text, Message) else Message(QUOTED, {"text": text}, text)
 
 
+def joined(parts: Iterable[str]) -> Message:
+    """Return several sentences as one, each once."""
+    every = [one for part in parts for one in parts_of(part)]
+    distinct = tuple(dict.fromkeys(every))
+    return distinct[0] if len(distinct) == 1 else message(JOINED, parts=distinct)
+
+
+def parts_of(text: str) -> tuple[Message, ...]:
+    """Return the sentences of a joined one."""
+    whole = quoted(text)
+    return tuple(map(quoted, whole.values["parts"])) if whole.template == JOINED else (whole,)
+
+
+def values_of(text: str, kind: type[_T]) -> Iterator[_T]:
+    """Yield the values of one type, those of inner messages too."""
+    pending: list[object] = [text]
+    while pending:
+        value = pending.pop(0)
+        if isinstance(value, kind):
+            yield value
+        elif isinstance(value, Message):
+            pending += value.values.values()
+        elif isinstance(value, list | tuple):
+            pending += value
+
+
 def plain_values(text: str) -> dict[str, Any]:
     """Return the values of a message as JSON can hold them. A text without a template has none."""
     if not isinstance(text, Message) or text.template == QUOTED:
@@ -71,4 +101,4 @@ def _reworded(value: object, audience: Audience) -> object:
         return value.for_audience(audience)
     if type(value) in (list, tuple):
         return tuple(_reworded(one, audience) for one in value)  # type: ignore[attr-defined]
-    return value
+    return audience.value(value)

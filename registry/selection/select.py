@@ -13,18 +13,13 @@ from kernel_muster.registry.hardware.arch import CPU, CodeArch
 from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.keys import KernelKey, KeyNames, parse_key
 from kernel_muster.registry.levers import Levers
-from kernel_muster.registry.selection.catalog import Catalog, PluginStatus
+from kernel_muster.registry.messages.message import Message, joined, message, quoted
+from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.suggestions import named
 from kernel_muster.registry.values import frozen
 from kernel_muster.registry.wording import listed
 
 _NO_NAMES = KeyNames(())
-#: What keeps a plugin from providing its kernels.
-_STATES: Mapping[PluginStatus, str] = {
-    "blocked": "is blocked",
-    "failed": "did not load",
-    "mismatched": "is for another version of the host API",
-}
 
 
 @frozen
@@ -149,7 +144,7 @@ class Selector:
         if registered is None:
             return self._renamed_or_missing(key)
         if key in self.disabled:
-            reason = "switched off by MUSTER_DISABLE"
+            reason = message("decision.disabled", key=key)
             return Decision(key, None, tuple(Candidate(r, "disabled", reason) for r in registered), "DISABLED", reason)
         return self._selected(key, registered)
 
@@ -182,29 +177,31 @@ class Selector:
     def _renamed_or_missing(self, key: KernelKey) -> Decision:
         renamed = self.catalog.by_alias.get(str(key))
         if renamed is not None and key in self.disabled:  # the old name alone is off
-            return Decision(key, None, (), "DISABLED", "switched off by MUSTER_DISABLE")
+            return Decision(key, None, (), "DISABLED", message("decision.disabled", key=key))
         if renamed is not None:
             found = self.decide(renamed)
             return Decision(key, found.chosen, found.candidates, found.cause, found.reason, renamed, found.rivals)
-        problem = f" ({key.problem})" if key.problem else ""
-        return Decision(key, None, (), "MISSING", f"no plugin registers {key}{problem}{self._provider(key)}")
+        return Decision(key, None, (), "MISSING", self._missing(key))
 
-    def _provider(self, key: KernelKey) -> str:
-        """Return which plugin would provide a key, or which keys may be meant."""
+    def _missing(self, key: KernelKey) -> Message:
+        """Return why a key is missing: the plugin that would provide it, or the keys that may be meant."""
         row = self.catalog.absent_provider(key)
-        if row is None:
-            return self._hints(key)
-        which = "whose module it is"
-        if key in self.catalog.absent_keys:
-            which = "which provides it"
-        elif key in self.catalog.last_keys:
-            which = "which provided it when it last loaded"
-        return f"; plugin {row.name} of {row.distribution}, {which}, {_STATES[row.status]}"
-
-    def _hints(self, key: KernelKey) -> str:
+        if row is not None:
+            plugin = {"plugin": row.name, "distribution": row.distribution}
+            how, state = message(self._knows(key)), message(f"plugin.{row.status}")
+            return message("decision.missing_from", key=key, how=how, state=state, **plugin)
         if modules := self.catalog.key_names.modules_of(key.func):
-            return f"; {key.func} exists in {listed(modules)}"
-        return named(self.near_names(key))
+            return message("decision.missing_here", key=key, func=key.func, modules=listed(modules))
+        near = tuple(map(parse_key, self.near_names(key)))
+        if key.problem:
+            return message("decision.no_key", key=key, problem=key.problem, near=near)
+        return message("decision.missing", key=key, near=near)
+
+    def _knows(self, key: KernelKey) -> str:
+        """Return the template of the link between an absent plugin and a key."""
+        if key in self.catalog.absent_keys:
+            return "plugin.provides"
+        return "plugin.provided" if key in self.catalog.last_keys else "plugin.owns"
 
     def near_names(self, key: KernelKey) -> list[str]:
         """Return registered keys that one may be meant for."""
@@ -220,7 +217,9 @@ class Selector:
             if not c.is_rejected and c.registered.spec.overrides
         }
         return tuple(
-            Candidate(c.registered, "overridden", f"overridden by {overriders[name].provider}")
+            Candidate(
+                c.registered, "overridden", message("decision.overridden", provider=str(overriders[name].provider))
+            )
             if not c.is_rejected
             and (name := c.registered.provider.normal_name) in overriders
             and overriders[name].provider.normal_name != name
@@ -231,8 +230,10 @@ class Selector:
     def _unless_replaced(self, key: KernelKey, candidate: Candidate) -> Candidate:
         provider = candidate.registered.provider
         by = self.replacements.get(key.module, {}).get(provider.normal_name)
-        reason = f"module {key.module} of {provider.distribution} is replaced by {by}"
-        return candidate if by is None else Candidate(candidate.registered, "replaced", reason)
+        if by is None:
+            return candidate
+        reason = message("decision.replaced", module=key.module, distribution=provider.distribution, by=by)
+        return Candidate(candidate.registered, "replaced", reason)
 
     @cached_property
     def replacements(self) -> Mapping[str, Mapping[str, str]]:
@@ -254,8 +255,8 @@ class Selector:
             return "", ""
         needed = [entry.text for entry in spec.code_archs if entry.kind != "host"]
         if not needed:
-            return "host", str(reasons[0])
-        return "arch", f"needs {' or '.join(needed)}, the target is {self.target.arch or CPU}"
+            return "host", quoted(str(reasons[0]))
+        return "arch", message("decision.arch", needed=needed, target=str(self.target.arch or CPU))
 
     def _none_left(self, key: KernelKey, candidates: tuple[Candidate, ...]) -> Decision:
         rules = [candidate.rule for candidate in candidates]
@@ -265,7 +266,7 @@ class Selector:
         for rule, cause in (("replaced", "SHADOWED"), ("arch", "WRONG_ARCH"), ("host", "MISSING")):
             if rule in rules:
                 reasons = sorted({c.reason for c in candidates if c.rule == rule})
-                return Decision(key, None, candidates, cause, "; ".join(reasons))
+                return Decision(key, None, candidates, cause, joined(reasons))
         raise AssertionError(f"{key}: nothing eligible and nothing rejected")
 
     def _fit(self, spec: KernelSpec) -> tuple[bool, tuple[int, tuple[int, int]]]:
@@ -282,9 +283,10 @@ class Selector:
     def _why_worse(self, candidate: Candidate, chosen: Registered) -> tuple[str, str]:
         spec = candidate.registered.spec
         if (spec.tier == "fast") != (chosen.spec.tier == "fast"):
-            return "tier", f"tier {spec.tier}; a {chosen.spec.tier} kernel serves"
+            return "tier", message("decision.tier", tier=spec.tier, serving=chosen.spec.tier)
         if self._fit(spec) != self._fit(chosen.spec):
-            return "specificity", f"{self._closest(spec)} is less specific than {self._closest(chosen.spec)}"
+            less, more = str(self._closest(spec)), str(self._closest(chosen.spec))
+            return "specificity", message("decision.specificity", arch=less, serving=more)
         if self._is_preferred(chosen):
-            return "preferred", f"MUSTER_PREFER names {chosen.provider.distribution}"
-        return "duplicate", f"equal to the kernel of {chosen.provider}"
+            return "preferred", message("decision.preferred", distribution=chosen.provider.distribution)
+        return "duplicate", message("decision.duplicate", provider=str(chosen.provider))

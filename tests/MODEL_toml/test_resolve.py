@@ -87,7 +87,7 @@ def test_ambiguous_model_names_the_candidates_and_how_to_say_which(shipped: Cata
     )
     assert finding.remedies == (
         "name one of them: qwen3.6-27b, qwen3.8-27b",
-        "or give a reference (--ref) that holds what tells them apart: "
+        "or give a reference (--ref) that holds a text of one of them alone: "
         "qwen3.6-27b by 'qwen3.6-27b'; qwen3.8-27b by 'qwen3.8-27b'",
     )
     assert len(finding.where) == 2
@@ -366,7 +366,7 @@ def test_remedy_of_a_tie_lists_only_needles_that_decide(
     finding = made.resolve_config({"model_type": "t", "hidden_size": 1}, "a shared name").finding
     assert finding is not None
     assert finding.code == "AMBIGUOUS_MODEL"
-    assert [text.rpartition("apart: ")[2] for text in finding.remedies[1:]] == remedies
+    assert [text.rpartition("alone: ")[2] for text in finding.remedies[1:]] == remedies
     for needle in {*first, *second} - {"shared", "Shared"}:
         assert name(made, {"model_type": "t", "hidden_size": 1}, f"a {needle}") in ("one", "two")
 

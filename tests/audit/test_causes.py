@@ -111,7 +111,7 @@ def test_lever_that_asked_for_a_key_of_a_blocked_plugin_names_the_block(world):
         boot.kernels.try_kernel("acme", "a", requested_by="MUSTER_PREFER")
 
     finding = blocked(world, build=build).finding("REQUEST_NOT_HONORED")
-    assert "plugin acme of (local), whose module it is, is blocked" in finding.why
+    assert "plugin acme of (local), which owns its module, is blocked" in finding.why
     assert finding.remedies[0].startswith("unblock plugin acme")
 
 

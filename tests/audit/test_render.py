@@ -22,6 +22,8 @@ from kernel_muster.audit.render.sections import (
 from kernel_muster.audit.render.terminal import print_report, print_sections
 from kernel_muster.audit.render.text import render_text
 from kernel_muster.audit.report import Counts, FindingRow, KernelRow, LayoutRow, LeverRow, Report, WaiverRow
+from kernel_muster.registry.keys import parse_key
+from kernel_muster.registry.messages.message import joined, message
 from work import instructions
 
 
@@ -285,9 +287,12 @@ def test_text_sums_copies_of_weights_by_layout() -> None:
 
 
 def absent(key: str, **fields: Any) -> FindingRow:
-    why = f"no plugin registers {key}"
+    why = message("decision.missing", key=parse_key(key), near=())
     func = key.partition("::")[2]
-    remedies = (f"install what provides {key}", f'or declare it: [expected_absent.acme] {func} = "..."')
+    remedies = (
+        message("remedy.install", key=parse_key(key)),
+        message("remedy.declare", manifest="MODEL.toml", module="acme", func=func),
+    )
     where = (f"model/{func}.py:12",)
     return finding(**{"subject": key, "why": why, "remedies": remedies, "where": where} | fields)
 
@@ -299,7 +304,7 @@ def test_findings_of_one_code_cause_and_remedy_are_told_once_with_their_keys() -
     assert "To act on: 4 MISSING\n  1. MISSING 3 keys\n" in text
     assert "     keys    acme::a\n             acme::b\n             acme::c\n     where   --verbose" in text
     assert "why     no plugin registers KEY\n" in text
-    assert "install what provides KEY" in text
+    assert "install the distribution that provides KEY" in text
     assert '[expected_absent.MODULE] FUNC = "..."' in text
     assert "  2. MISSING acme::d\n" in text
     assert "model/a.py:12" not in text
@@ -316,14 +321,26 @@ def test_findings_that_are_few_or_have_another_way_out_are_not_folded() -> None:
 def test_findings_of_chains_of_any_length_fold_when_their_reasons_are_the_same() -> None:
     chains = [("acme::a", "acme::x"), ("acme::b", "acme::x", "acme::y"), ("acme::c", "acme::z")]
     rows = [
-        absent(chain[0], why=f"chain {' > '.join(chain)}: no member resolves; {'; '.join(f'{k}: no' for k in chain)}")
+        absent(
+            chain[0],
+            why=joined(
+                (
+                    message("lookup.chain", chain=" > ".join(chain), outcome=message("lookup.no_member")),
+                    *(message("lookup.reason", key=parse_key(key), reason="no") for key in chain),
+                )
+            ),
+        )
         for chain in chains
     ]
+    assert rows[0].why == "chain acme::a > acme::x: no member resolves; acme::a: no; acme::x: no"
     assert "why     chain: no member resolves; no\n" in render_text(report(*rows))
 
 
 def test_text_tells_what_many_keys_share_once_with_the_keys() -> None:
-    explains = (*(f"acme::k{i} has no code" for i in range(69)), "MISSING acme::gone: asked for at x.py:1")
+    explains = (
+        *(message("consequence.no_code", key=parse_key(f"acme::k{i}")) for i in range(69)),
+        "MISSING acme::gone: asked for at x.py:1",
+    )
     text = render_text(report(finding("TOOLCHAIN_MISSING", subject="toolchain", explains=explains)))
     assert "explains  KEY has no code, for 69 keys:\n" in text
     assert text.count("has no code") == 1

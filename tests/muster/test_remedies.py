@@ -17,7 +17,7 @@ ROW = FindingRow(
 @pytest.fixture
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def read() -> None:
-        raise OSError("libcuda.so.1: cannot open shared object file")
+        raise target.NoDriver("libcuda.so.1: cannot open shared object file")
 
     monkeypatch.setattr(target, "read_devices", read)
     monkeypatch.setattr(remedies, "find_spec", lambda name: None)
@@ -66,17 +66,19 @@ def test_decode_without_a_gpu_offers_the_host_and_the_audit(
 
 
 @pytest.mark.parametrize(
-    ("why", "said"),
+    ("template", "parameters", "said"),
     [
-        ("the driver sees 2 GPU(s), there is no cuda:9", ["name a GPU that the driver sees"]),
-        ("the driver sees 0 GPU(s), there is no cuda:0", ["run it on a machine", "on that machine: make the GPU"]),
-        ("cuInit failed with CUDA error 100", ["run it on a machine", "on that machine: make the GPU"]),
-        ("libcuda.so.1: cannot open", ["run it on a machine", "on that machine: install NVIDIA's driver"]),
+        ("no_device.ordinal", {"count": 2}, ["name a GPU that the driver sees"]),
+        ("no_device.ordinal", {"count": 0}, ["run it on a machine", "on that machine: make the GPU"]),
+        ("no_device.failed", {}, ["run it on a machine", "on that machine: make the GPU"]),
+        ("no_device.driver", {}, ["run it on a machine", "on that machine: install NVIDIA's driver"]),
     ],
 )
-def test_remedy_of_a_measurement_follows_the_cause(monkeypatch: pytest.MonkeyPatch, why: str, said: list[str]) -> None:
+def test_remedy_of_a_measurement_follows_the_cause(
+    monkeypatch: pytest.MonkeyPatch, template: str, parameters: dict[str, int], said: list[str]
+) -> None:
     monkeypatch.setattr(remedies, "find_spec", lambda name: object())
-    found = remedies._fitted(replace(ROW, why=why), "measure").remedies
+    found = remedies._fitted(replace(ROW, template=template, parameters=parameters), "measure").remedies
     assert [text[: len(start)] for text, start in zip(found, said, strict=True)] == said
 
 

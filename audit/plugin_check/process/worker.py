@@ -34,12 +34,13 @@ from kernel_muster.registry.backends.cuda_kernel import is_device_backend
 from kernel_muster.registry.contract.specs import Registered, is_host_backend
 from kernel_muster.registry.discovery.discover import discover
 from kernel_muster.registry.discovery.entry_points import scan
-from kernel_muster.registry.discovery.loading import RAISE_LIMIT
+from kernel_muster.registry.discovery.loading import BLOCKING, RAISE_LIMIT
 from kernel_muster.registry.distributions import HOST_DISTRIBUTION, same_distribution
 from kernel_muster.registry.errors import MusterError, UsageError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.launch.choose import has_toolkit
 from kernel_muster.registry.levers import CORE_LEVERS, read_levers
+from kernel_muster.registry.messages.message import quoted
 from kernel_muster.registry.plugin_code import entered
 from kernel_muster.registry.selection.catalog import Catalog, PluginRow
 from kernel_muster.registry.selection.select import is_host_only
@@ -158,7 +159,9 @@ def _limit(seconds: float) -> tuple[float, str]:
 def _for_author(finding: Finding, raise_limit: str) -> Finding:
     """Return a finding for who can mend the plugin: nothing is blocked here."""
     remedies = tuple(
-        raise_limit if remedy == RAISE_LIMIT else remedy for remedy in finding.remedies if "--no-plugin" not in remedy
+        raise_limit if quoted(remedy).template == RAISE_LIMIT.template else remedy
+        for remedy in finding.remedies
+        if quoted(remedy).template not in BLOCKING
     )
     return replace(finding, remedies=remedies)
 

@@ -19,8 +19,10 @@ from kernel_muster.registry.contract.specs import KernelSpec, Registered, is_hos
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.arch import Arch
 from kernel_muster.registry.hardware.target import CPU_TARGET, Target, resolve_target
+from kernel_muster.registry.keys import parse_key
 from kernel_muster.registry.launch.choose import choose_runner
 from kernel_muster.registry.levers import read_levers
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.plugin_code.watch import cause_chain, one_line
 from kernel_muster.registry.selection.catalog import Catalog, PluginRow
 from kernel_muster.registry.selection.handles import Handle
@@ -108,7 +110,9 @@ def _compile_steps(requests: Mapping[BuildRequest, list[str]], builder: Builder 
                 yield from entry_rows(request, keys, built)
                 yield from warning_rows(request, built)
             except BuildFailure as failure:
-                yield failure.finding(keys[0]).explaining(f"{key} has no code" for key in keys[1:])
+                yield failure.finding(keys[0]).explaining(
+                    message("consequence.no_code", key=parse_key(key)) for key in keys[1:]
+                )
 
         where = (str(request.source),)
         subject = _compile_subject(request, keys)

@@ -23,6 +23,7 @@ from kernel_muster.registry.backends.nvrtc import compiler_log
 from kernel_muster.registry.backends.request import BuildFailure, BuildRequest, Compiled
 from kernel_muster.registry.backends.triton.variant import Variant
 from kernel_muster.registry.hardware.arch import Arch
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.values import frozen
 
 INSTALL = "install kernel-muster[triton]"
@@ -225,7 +226,7 @@ def _assembled(request: TritonRequest, ptx: str) -> Compiled:
     made_for = compiler.sm_arch_from_capability(number)
     if made_for != str(arch):
         why = f"Triton makes code for {made_for}, the target is {arch}"
-        raise BuildFailure("NO_DEVICE_CODE", why, remedies=(f"audit for --target {made_for}",))
+        raise BuildFailure("NO_DEVICE_CODE", why, remedies=(message("remedy.audit_for", target=made_for),))
     with tempfile.TemporaryDirectory() as folder:
         text, code = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         text.write_text(ptx, encoding="utf-8")
