@@ -21,6 +21,7 @@ from kernel_muster.registry.errors import ContractError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.stuck import mark_stuck, why_stuck
 from kernel_muster.registry.keys import KernelKey
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.plugin_code.watch import Outcome, Worker, cause_chain, is_interrupt, one_line
 from kernel_muster.registry.selection.handles import Handle
 from kernel_muster.registry.values import frozen
@@ -129,14 +130,13 @@ def _unchecked(handle: Handle, checked: set[str]) -> tuple[Finding, ...]:
     left = ", ".join(name for name in names if name not in checked)
     if not left:
         return ()
-    checks = f"no case of contract {handle.contract.name} checks {left}"
-    why = f"{checks}: it is empty or not asked for, or zeros or what was there before would pass too"
-    return (_finding("UNCHECKED", handle, why, ("correct the contract's cases, inputs or tolerance",)),)
+    why = message("unchecked.outputs", contract=handle.contract.name, outputs=left)
+    return (_finding("UNCHECKED", handle, why, (message("remedy.correct_cases"),)),)
 
 
 def _unproven(handle: Handle, case: Case, why: str) -> CaseResult:
-    remedies = ("repair or block the kernel that does not end, and audit again",)
-    finding = _finding("UNCHECKED", handle, f"it was not proven: {why}", remedies)
+    remedies = (message("remedy.end_kernel"),)
+    finding = _finding("UNCHECKED", handle, message("unchecked.unproven", why=why), remedies)
     return CaseResult(handle.key, case.name, np.inf, np.inf, (finding,))
 
 
@@ -154,14 +154,15 @@ def _tried(proof: _Proof, case: Case, seconds: float | None) -> CaseResult:
         raise outcome.error
     if isinstance(outcome.value, CaseResult):
         return outcome.value
-    given_up = "other cases were not tried"
+    given_up = message("numerics_failed.other_cases")
     if memory.device is not None:
         mark_stuck(memory.device, f"{handle.key}, case {case.name}")
-        given_up = f"cuda:{memory.device} is given up"
-    why = f"case {case.name}: it was still running after {seconds:g} s, and {given_up}"
-    alone = f"muster plugin check {handle.provider.plugin} --timeout SECONDS"
+        given_up = message("numerics_failed.given_up", device=f"cuda:{memory.device}")
+    hanging = message("numerics_failed.hanging", seconds=f"{seconds:g}", given_up=given_up)
+    why = message("of_case", case=case.name, why=hanging)
+    remedies = (message("remedy.stack"), message("remedy.more_time", plugin=handle.provider.plugin))
     finding = replace(
-        _finding("NUMERICS_FAILED", handle, why, ("look at the stack in the log", f"or give it more time: {alone}")),
+        _finding("NUMERICS_FAILED", handle, why, remedies),
         log=outcome.stack,
     )
     return CaseResult(handle.key, case.name, np.inf, np.inf, (finding,), is_hanging=True)
@@ -176,12 +177,12 @@ def _judged(proof: _Proof, case: Case) -> CaseResult:
     except BaseException as error:  # (a plugin's code prepares and launches)
         if is_interrupt(error):
             raise
-        code, what, is_last = "NUMERICS_FAILED", "it failed on arguments that its contract allows", False
+        code, template, is_last = "NUMERICS_FAILED", "numerics_failed.raised", False
         try:
             proof.memory.wait()
         except Exception:  # noqa: BLE001  (whatever the driver says, it says it to every call from now on)
-            code, what, is_last = "OUT_OF_BOUNDS", "the device stopped, and kernels after this one are not proven", True
-        why = f"case {case.name}: {what}: {one_line(error)}"
+            code, template, is_last = "OUT_OF_BOUNDS", "out_of_bounds.stopped", True
+        why = message("of_case", case=case.name, why=message(template, error=one_line(error)))
         finding = replace(_finding(code, handle, why), log=cause_chain(error))
         return CaseResult(handle.key, case.name, np.inf, np.inf, (finding,), is_last)
 
@@ -198,14 +199,16 @@ def _prove_case(proof: _Proof, case: Case) -> CaseResult:
     # Where two runs may differ, the second is judged as the first is; else it has the same bits.
     judged = (first,) if handle.spec.deterministic else (first, second)
     unwritten = _unwritten(handle, case, given, first, expected, other, second)
-    findings += [_finding("UNWRITTEN_OUTPUT", handle, f"case {case.name}: {why}") for why in unwritten]
+    findings += [
+        _finding("UNWRITTEN_OUTPUT", handle, message("of_case", case=case.name, why=str(why))) for why in unwritten
+    ]
     errors = [errors_of(contract, case, results, expected) for results in judged]
     worst, relative_l2 = max(one.worst for one in errors), max(one.relative_l2 for one in errors)
     if not worst <= 1.0 and not findings:
         said = max(errors, key=lambda one: one.worst)
-        findings.append(_finding("NUMERICS_FAILED", handle, f"case {case.name}: {said}"))
+        findings.append(_finding("NUMERICS_FAILED", handle, message("of_case", case=case.name, why=str(said))))
     if handle.spec.deterministic and not _are_same(handle, given, first, other, second):
-        findings.append(_finding("NOT_DETERMINISTIC", handle, f"case {case.name}: two runs differ"))
+        findings.append(_finding("NOT_DETERMINISTIC", handle, message("not_deterministic", case=case.name)))
     proof.checked |= {
         name for name in first if name not in proof.checked and _tells(contract, case, name, expected, given)
     }
@@ -220,8 +223,10 @@ def _prove_case(proof: _Proof, case: Case) -> CaseResult:
 
 def _faulty(handle: Handle, case: Case, fault: FaultyContract) -> CaseResult:
     """Return the result of a case whose contract is to blame."""
-    remedies = ("correct the contract: its reference, inputs, cases or tolerance",)
-    finding = replace(_finding("NUMERICS_FAILED", handle, f"case {case.name}: {fault}", remedies), log=fault.log)
+    remedies = (message("remedy.faulty_contract"),)
+    finding = replace(
+        _finding("NUMERICS_FAILED", handle, message("of_case", case=case.name, why=str(fault)), remedies), log=fault.log
+    )
     return CaseResult(handle.key, case.name, np.inf, np.inf, (finding,))
 
 
@@ -239,7 +244,7 @@ def _of_other_numbers(handle: Handle, case: Case, memory: Memory) -> list[Findin
     results, findings = _run(handle, case, given, memory)
     errors = errors_of(handle.contract, case, results, expected)
     if not errors.worst <= 1.0 and not findings:
-        findings = [_finding("NUMERICS_FAILED", handle, f"case {case.name}, with other numbers: {errors}")]
+        findings = [_finding("NUMERICS_FAILED", handle, message("of_case.again", case=case.name, why=str(errors)))]
     return findings
 
 
@@ -250,20 +255,19 @@ def _finding(code: str, handle: Handle, why: str, remedies: tuple[str, ...] = ()
 def _remedies(code: str, handle: Handle) -> tuple[str, ...]:
     on_host = is_host_backend(handle.spec.backend)
     if code == "NUMERICS_FAILED":
-        target = " --target cpu" if on_host else ""
-        explained = f"muster explain {handle.key}{target} --verbose shows the contract and its cases"
-        return f"repair the kernel: {explained}", "or correct the contract"
+        template = "remedy.explain_on_host" if on_host else "remedy.explain"
+        return message(template, key=str(handle.key)), message("remedy.correct_contract")
     if code == "OUT_OF_BOUNDS":
-        shown = () if on_host else ("compute-sanitizer --tool memcheck shows the access",)
-        return ("guard the edges of partial tiles", *shown)
+        shown = () if on_host else (message("remedy.memcheck"),)
+        return (message("remedy.guard_edges"), *shown)
     return _REMEDIES[code]
 
 
 _REMEDIES = {
-    "UNWRITTEN_OUTPUT": ("write every element, partial tiles too",),
-    "NOT_DETERMINISTIC": ("add in a fixed order", "or declare deterministic=False"),
+    "UNWRITTEN_OUTPUT": (message("remedy.write_all"),),
+    "NOT_DETERMINISTIC": (message("remedy.fixed_order"), message("remedy.not_deterministic")),
 }
-_LEAVE_INPUTS = ("write to the outputs only", "or, where the contract is yours, declare the parameter inout")
+_LEAVE_INPUTS = (message("remedy.outputs_only"), message("remedy.inout"))
 
 
 def _run(handle: Handle, case: Case, given: Arguments, memory: Memory) -> tuple[dict[str, Any], list[Finding]]:
@@ -295,10 +299,10 @@ def _run(handle: Handle, case: Case, given: Arguments, memory: Memory) -> tuple[
         size, shape = given[name].size, given[name].shape
         results[name] = buffer[_GUARD : _GUARD + size].reshape(shape)
         if outside := touched(name, buffer, _GUARD, size, _GUARD_BYTE):
-            findings.append(_finding("OUT_OF_BOUNDS", handle, f"case {case.name}: {outside}"))
+            findings.append(_finding("OUT_OF_BOUNDS", handle, message("of_case", case=case.name, why=str(outside))))
     for name, (array, before) in kept.items():
         if not same_bits(memory.back(array), before):
-            why = f"case {case.name}: changed its input {name}"
+            why = message("out_of_bounds.input", case=case.name, input=name)
             findings.append(_finding("OUT_OF_BOUNDS", handle, why, _LEAVE_INPUTS))
     return results, findings
 

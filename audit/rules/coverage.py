@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.audit.render.plain import plural
 from kernel_muster.audit.sethash import set_hash as compute_set_hash
 from kernel_muster.audit.stages import is_below, reached_stage
 from kernel_muster.registry.findings import Finding, Severity
@@ -20,8 +19,8 @@ def vacuous(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "VACUOUS_AUDIT",
             evidence.manifest.name,
-            "the boot ended without a single lookup, so that nothing was checked",
-            remedies=("build the model inside the boot: km.build_model(boot.manifest, boot.kernels)",),
+            message("vacuous_audit"),
+            remedies=(message("remedy.build_inside"),),
         )
 
 
@@ -33,11 +32,8 @@ def set_hash(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "SET_HASH_MISMATCH",
             "set hash",
-            f"expected {expected}, got {actual}",
-            remedies=(
-                "compare with the report of the expected set: muster diff A.json B.json",
-                "install the expected versions, or qualify this set and expect its hash",
-            ),
+            message("set_hash_mismatch", expected=expected, actual=actual),
+            remedies=(message("remedy.diff"), message("remedy.expect_hash")),
         )
 
 
@@ -57,9 +53,12 @@ def plain_arch(evidence: Evidence) -> Iterator[Finding]:
         }
     )
     shown = ", ".join(more[:_MOST_KEYS]) + (f" and {len(more) - _MOST_KEYS} more" * (len(more) > _MOST_KEYS))
-    adds = f"that adds code for {plural(len(more), 'key')}: {shown}" if more else "no kernel that is installed needs it"
-    why = f"devices of compute capability {arch.capability[0]}.{arch.capability[1]} are called {device}; {adds}"
-    yield Finding("PLAIN_ARCH", str(arch), why, remedies=(f"name the target {device}",))
+    values = {"capability": f"{arch.capability[0]}.{arch.capability[1]}", "device": str(device)}
+    if more:
+        why = message("plain_arch", count=len(more), keys=shown, **values)
+    else:
+        why = message("plain_arch.unneeded", **values)
+    yield Finding("PLAIN_ARCH", str(arch), why, remedies=(message("remedy.device_target", device=str(device)),))
 
 
 def unchecked_stage(evidence: Evidence) -> Iterator[Finding]:

@@ -11,10 +11,10 @@ from kernel_muster.registry.distributions import same_distribution
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KeyNames
 from kernel_muster.registry.levers import PREFIX, Levers
-from kernel_muster.registry.messages.message import message
+from kernel_muster.registry.messages.message import joined, message
 from kernel_muster.registry.selection.records import MALFORMED, FailedRequest
 from kernel_muster.registry.selection.select import parse_key_list, parse_prefer
-from kernel_muster.registry.suggestions import Names, named
+from kernel_muster.registry.suggestions import Names
 
 #: Where levers that a boot was given come from.
 GIVEN = "boot(levers=...)"
@@ -44,21 +44,18 @@ def _instead_of(request: FailedRequest) -> tuple[str, ...]:
     if asked.startswith(PREFIX):
         return (message("remedy.unset_model", lever=asked),)
     if asked in ("--quant", "quant"):
-        return ("leave it out, or name a model whose manifest says that quant",)
+        return (message("remedy.other_quant"),)
     if asked.startswith("checkpoint of "):
-        return (f"give the folder of a {asked}, or name the model that this one is of",)
+        return (message("remedy.checkpoint", checkpoint=asked),)
     if asked == MALFORMED:
-        return ("correct the call: kernel(module, func), try_kernel(module, func) or first_of((module, func), ...)",)
+        return (message("remedy.correct_call"),)
     if asked == QUANT:
-        return ("correct the trace's target.quant, or give the manifest of the model that was built",)
+        return (message("remedy.trace_quant"),)
     if asked == SERVING:
-        return (
-            "serve a model whose builder is production: muster models lists each builder with its maturity",
-            "or boot with on_late_miss='raise' where nothing is served: to measure, or to test",
-        )
+        return (message("remedy.serve_production"), message("remedy.serve_nothing"))
     if request.lacks == "muster_models":
-        return ("correct model_type in the manifest", "or install the plugin whose builder serves that type")
-    return (f"correct the {asked}, or install the plugin that can build it",)
+        return (message("remedy.model_type"), message("remedy.install_builder"))
+    return (message("remedy.correct_request", request=asked),)
 
 
 def disabled_unknown(evidence: Evidence) -> Iterator[Finding]:
@@ -66,9 +63,9 @@ def disabled_unknown(evidence: Evidence) -> Iterator[Finding]:
     known = set(evidence.catalog.by_key) | evidence.asked_keys
     names = Names(map(str, known))
     for key in sorted(evidence.selector.disabled - known):
-        hint = names.did_you_mean(str(key)) or named(evidence.selector.near_names(key))
-        why = f"MUSTER_DISABLE names {key}, which nobody registers{hint}"
-        yield Finding("REQUEST_NOT_HONORED", "MUSTER_DISABLE", why, remedies=("correct or drop the key",))
+        near = names.near(str(key)) or evidence.selector.near_names(key)
+        why = message("request_not_honored.disable", key=key, near=near)
+        yield Finding("REQUEST_NOT_HONORED", "MUSTER_DISABLE", why, remedies=(message("remedy.drop_key"),))
 
 
 def preferred_unused(evidence: Evidence) -> Iterator[Finding]:
@@ -78,11 +75,9 @@ def preferred_unused(evidence: Evidence) -> Iterator[Finding]:
         if decision.chosen is not None and same_distribution(decision.chosen.provider.distribution, distribution):
             continue
         theirs = (c for c in decision.candidates if same_distribution(c.registered.provider.distribution, distribution))
-        rejected = [c.reason for c in theirs]
-        why = (
-            f"MUSTER_PREFER asks {distribution} to serve {key}: {'; '.join(rejected) or 'it does not provide that key'}"
-        )
-        yield Finding("REQUEST_NOT_HONORED", "MUSTER_PREFER", why, remedies=("correct or drop the preference",))
+        reason = joined([c.reason for c in theirs] or [message("request_not_honored.no_key")])
+        why = message("request_not_honored.prefer", distribution=distribution, key=key, reason=reason)
+        yield Finding("REQUEST_NOT_HONORED", "MUSTER_PREFER", why, remedies=(message("remedy.drop_preference"),))
 
 
 def with_lines(findings: Iterable[Finding], manifest: Manifest | None, given: str = GIVEN) -> list[Finding]:
@@ -109,8 +104,8 @@ def list_levers(levers: Levers, keys: KeyNames) -> Iterator[Finding]:
         name = setting.lever.name
         for problem in found:
             remedies = (message("remedy.lever_correct", lever=name),)
-            yield Finding("BAD_LEVER", name, f"{name}: {problem}", (setting.origin,), remedies)
+            yield Finding("BAD_LEVER", name, message("bad_lever", lever=name, why=problem), (setting.origin,), remedies)
     for key in sorted(set(disabled) & set(preferred)):
-        why = f"MUSTER_DISABLE switches {key} off, MUSTER_PREFER chooses who serves it"
+        why = message("lever_conflict.key", key=key)
         where = tuple(dict.fromkeys((disable.origin, prefer.origin)))
-        yield Finding("LEVER_CONFLICT", str(key), why, where, ("take the key out of one of them",))
+        yield Finding("LEVER_CONFLICT", str(key), why, where, (message("remedy.one_list"),))

@@ -8,8 +8,8 @@ from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.waivers import Waiver
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.arch import CPU, canonical_arch, parse_arch
-from kernel_muster.registry.keys import KeyNames
-from kernel_muster.registry.suggestions import named
+from kernel_muster.registry.keys import KernelKey, KeyNames, parse_key
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.wording import listed
 
 
@@ -27,46 +27,42 @@ def waiver_states(evidence: Evidence) -> Iterator[Finding]:
 
 def _unused(evidence: Evidence, waiver: Waiver) -> Finding:
     skipped = sorted(map(str, evidence.chains_of.get(waiver.key, ())))
-    chain = f" (a chain that begins with {listed(skipped)} resolved before it came to it)" if skipped else ""
-    meant = evidence.unwaived_misses.like(waiver.key)
-    correct = (f"correct the key: {' or '.join(meant)} is asked for, and absent",) if meant else ()
+    meant = tuple(map(parse_key, evidence.unwaived_misses.like(waiver.key)))
+    if skipped:
+        why = message("unused_waiver.chain", key=waiver.key, first=listed(skipped), near=meant)
+    else:
+        why = message("unused_waiver", key=waiver.key, near=meant)
+    correct = (message("remedy.correct_waiver", keys=meant),) if meant else ()
+    remove = message("remedy.or_remove" if meant else "remedy.remove", entry=waiver.dotted)
     return Finding(
-        "UNUSED_WAIVER",
-        str(waiver.key),
-        f"nothing asked for it{chain}{named(meant)}",
-        (waiver.where,),
-        (
-            *correct,
-            f"{'or ' * bool(meant)}remove {waiver.dotted}",
-            "or scope it to where it is asked for: archs, quants, levers",
-        ),
+        "UNUSED_WAIVER", str(waiver.key), why, (waiver.where,), (*correct, remove, message("remedy.scope_waiver"))
     )
 
 
 def _stale(evidence: Evidence, waiver: Waiver) -> Finding:
     chosen = evidence.decide(waiver.key).chosen
     assert chosen is not None  # noqa: S101  (the caller has just looked)
-    scope = f" (scope: {waiver.scope})" if waiver.scope else ""
-    return Finding(
-        "STALE_WAIVER",
-        str(waiver.key),
-        f"{chosen.provider} provides it on {evidence.target}{scope}",
-        (waiver.where,),
-        (f"remove {waiver.dotted}", 'or scope it to the architectures that lack the kernel: archs = ["..."]'),
-    )
+    values = {"key": waiver.key, "provider": str(chosen.provider), "target": str(evidence.target)}
+    if waiver.scope:
+        why = message("stale_waiver.scoped", scope=waiver.scope, **values)
+    else:
+        why = message("stale_waiver", **values)
+    remedies = (message("remedy.remove", entry=waiver.dotted), message("remedy.scope_archs"))
+    return Finding("STALE_WAIVER", str(waiver.key), why, (waiver.where,), remedies)
 
 
 def run_out(waiver: Waiver, as_of: date) -> Iterator[Finding]:
     """Say that a waiver has run out, or soon will."""
     if waiver.is_expired(as_of):
-        yield _dated(waiver, "EXPIRED_WAIVER", f"it ended on {waiver.until}; as of {as_of}")
+        yield _dated(waiver, "EXPIRED_WAIVER", "expired_waiver", as_of)
     elif waiver.is_expiring(as_of):
-        yield _dated(waiver, "WAIVER_EXPIRING", f"it ends on {waiver.until}; as of {as_of}")
+        yield _dated(waiver, "WAIVER_EXPIRING", "waiver_expiring", as_of)
 
 
-def _dated(waiver: Waiver, code: str, why: str) -> Finding:
-    remedies = ("provide the kernel, and remove the waiver", "or renew its date, with a reason that is still true")
-    return Finding(code, str(waiver.key), f"{why}; reason given: {waiver.reason}", (waiver.where,), remedies)
+def _dated(waiver: Waiver, code: str, template: str, as_of: date) -> Finding:
+    why = message(template, key=waiver.key, until=str(waiver.until), as_of=str(as_of), reason=waiver.reason)
+    remedies = (message("remedy.provide"), message("remedy.renew"))
+    return Finding(code, str(waiver.key), why, (waiver.where,), remedies)
 
 
 def expected_present(evidence: Evidence) -> Iterator[Finding]:
@@ -76,23 +72,24 @@ def expected_present(evidence: Evidence) -> Iterator[Finding]:
     asked = evidence.asked_keys | {evidence.decide(key).renamed_to for key in evidence.asked_keys}
     others = KeyNames(evidence.asked_keys - {entry.key for entry in evidence.manifest.expected_present})
     for entry in evidence.in_scope(evidence.manifest.expected_present):
-        meant: list[str] = []
+        meant: tuple[KernelKey, ...] = ()
+        values = {"key": entry.key, "reason": entry.reason}
         is_absent = evidence.decide(entry.key).chosen is None
         if is_absent and entry.key in evidence.options.without:
             continue  # it is there, and left out to compare
         if entry.key not in asked:
-            meant = others.like(entry.key)
-            why = f"nothing asked for it, but the manifest expects it: {entry.reason}{named(meant)}"
+            meant = tuple(map(parse_key, others.like(entry.key)))
+            why = message("expected_not_asked", near=meant, **values)
         elif is_absent and entry.key in evidence.options.allow_unresolved:
             # The miss may be allowed; what the manifest promises may not, and would go unsaid with it.
-            why = f"it is absent, which was allowed, but the manifest expects it: {entry.reason}"
+            why = message("expected_not_asked.allowed", **values)
         elif is_absent and evidence.excuse(entry.key) is not None:
-            why = f"it is absent and waived, but the manifest expects it: {entry.reason}"
+            why = message("expected_not_asked.waived", **values)
         else:
             continue
-        correct = (f"correct the key: {' or '.join(meant)} is asked for",) if meant else ()
-        lever = f"{'or ' * bool(meant)}correct the configuration or lever that keeps the model from asking"
-        remedies = (*correct, lever, f"or remove {entry.dotted}")
+        correct = (message("remedy.correct_expected", keys=meant),) if meant else ()
+        lever = message("remedy.or_correct_lever" if meant else "remedy.correct_lever")
+        remedies = (*correct, lever, message("remedy.or_remove", entry=entry.dotted))
         yield Finding("EXPECTED_NOT_ASKED", str(entry.key), why, (entry.where,), remedies)
 
 
@@ -106,6 +103,7 @@ def plain_scopes(manifest: Manifest) -> Iterator[Finding]:
                 places.setdefault(name, []).append(entry.where)
     for name, where in places.items():
         device = canonical_arch(parse_arch(name).capability)
-        why = f"devices of compute capability {device.capability[0]}.{device.capability[1]} are called {device}"
-        why += f": what is scoped to {name} does not hold on them"
-        yield Finding("PLAIN_ARCH", name, why, tuple(dict.fromkeys(where)), (f"name the architecture {device}",))
+        capability = f"{device.capability[0]}.{device.capability[1]}"
+        why = message("plain_arch.scope", capability=capability, device=str(device), arch=name)
+        remedies = (message("remedy.device_arch", device=str(device)),)
+        yield Finding("PLAIN_ARCH", name, why, tuple(dict.fromkeys(where)), remedies)

@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from kernel_muster.audit.evidence import Evidence
-from kernel_muster.audit.render.plain import plural
 from kernel_muster.registry.findings import Finding
-from kernel_muster.registry.messages.message import message
+from kernel_muster.registry.messages.message import Message, joined, message, quoted
 from kernel_muster.registry.selection.catalog import PluginRow
 from kernel_muster.registry.selection.select import Decision
 from kernel_muster.registry.suggestions import Names
@@ -27,11 +26,11 @@ def duplicate_kernels(evidence: Evidence) -> Iterator[Finding]:
         counted = Counter(r.provider.normal_name for r in rivals)
         # Between two kernels of one distribution the lever cannot decide.
         single = [name for name, count in counted.items() if count == 1]
-        remedies = tuple(f"MUSTER_PREFER={decision.key}={name}" for name in single[:2])
+        remedies = tuple(message("remedy.prefer", key=decision.key, distribution=name) for name in single[:2])
         yield Finding(
             "DUPLICATE_KERNEL",
             str(decision.key),
-            f"{len(rivals)} equal kernels compete on {evidence.target}: {', '.join(names)}",
+            message("duplicate_kernel", count=len(rivals), target=str(evidence.target), providers=names),
             tuple(sorted(f"{r.provider} (plugin {r.provider.plugin})" for r in rivals)),
             (*remedies, *apart(counted)),
         )
@@ -40,8 +39,8 @@ def duplicate_kernels(evidence: Evidence) -> Iterator[Finding]:
 def apart(counted: Mapping[str, int]) -> tuple[str, ...]:
     """Say how to tell equal kernels apart, of these many of each distribution."""
     if len(counted) == 1:
-        return (f"remove all but one from {next(iter(counted))}, or give them other archs or tiers",)
-    return 'or let one say overrides="<distribution>"', "or uninstall one"
+        return (message("remedy.keep_one", distribution=next(iter(counted))),)
+    return message("remedy.override_one"), message("remedy.uninstall_one")
 
 
 def overridden_kernels(evidence: Evidence) -> Iterator[Finding]:
@@ -55,8 +54,12 @@ def overridden_kernels(evidence: Evidence) -> Iterator[Finding]:
             continue
         lost = sorted({str(c.registered.provider) for c in decision.candidates if c.rule in ("overridden", "replaced")})
         outranked = sorted(set(_outranked(decision)))
-        why = [f"{chosen.provider} replaces {', '.join(lost)}"] if lost else []
-        why += [f"{chosen.provider} serves before {provider}: {reason}" for provider, reason in outranked]
+        mine = str(chosen.provider)
+        why = [message("overridden", provider=mine, lost=lost)] if lost else []
+        why += [
+            message("overridden.rank", provider=mine, other=provider, reason=quoted(reason))
+            for provider, reason in outranked
+        ]
         if why:
             name, plugin = chosen.provider.distribution, chosen.provider.plugin
             remedies: tuple[str, ...] = (message("remedy.uninstall_meant", distribution=name),)
@@ -65,7 +68,7 @@ def overridden_kernels(evidence: Evidence) -> Iterator[Finding]:
                     message("remedy.block_server", plugin=plugin),
                     message("remedy.override", distribution=name),
                 )
-            yield Finding("OVERRIDDEN", str(decision.key), "; ".join(why), (str(chosen.provider),), remedies)
+            yield Finding("OVERRIDDEN", str(decision.key), joined(why), (mine,), remedies)
 
 
 def _outranked(decision: Decision) -> Iterator[tuple[str, str]]:
@@ -82,8 +85,9 @@ def override_circles(evidence: Evidence) -> Iterator[Finding]:
     for decision in _decisions(evidence):
         if decision.circle:
             names = sorted(str(registered.provider) for registered in decision.circle)
-            why = f"{', '.join(names)} override each other"
-            yield Finding("BAD_OVERRIDE", str(decision.key), why, tuple(names), ("uninstall all but one of them",))
+            why = message("bad_override.circle", providers=names)
+            remedies = (message("remedy.uninstall_all_but_one"),)
+            yield Finding("BAD_OVERRIDE", str(decision.key), why, tuple(names), remedies)
 
 
 def dead_registrations(evidence: Evidence) -> Iterator[Finding]:
@@ -99,16 +103,21 @@ def dead_registrations(evidence: Evidence) -> Iterator[Finding]:
         unasked = sorted(set(row.keys) - asked - opt_in)
         if row.is_host or not unasked:
             continue
-        hints = [f"{key} looks like {close[0]}, which missed" for key in unasked if (close := missed.near(str(key), 1))]
+        hints = [
+            message("dead_registration.near", key=key, missed=close[0])
+            for key in unasked
+            if (close := missed.near(str(key), 1))
+        ]
         if hints or not set(row.keys) & (asked | opt_in):
             yield _dead(row, [str(key) for key in unasked], hints)
 
 
-def _dead(row: PluginRow, unasked: list[str], hints: list[str]) -> Finding:
+def _dead(row: PluginRow, unasked: list[str], hints: list[Message]) -> Finding:
+    nothing = message("dead_registration", count=len(unasked), keys=listed(unasked))
     return Finding(
         "DEAD_REGISTRATION",
         row.name,
-        "; ".join(hints) or f"nothing asked for any of its {plural(len(unasked), 'key')}: {listed(unasked)}",
+        joined(hints or [nothing]),
         (f"{row.distribution} {row.version} ({row.value})",),
-        ("correct the keys, so that the model's lookups find them", f"or uninstall {row.distribution}"),
+        (message("remedy.correct_keys"), message("remedy.or_uninstall", distribution=row.distribution)),
     )

@@ -14,6 +14,7 @@ from kernel_muster.registry.distributions import normal_name
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey, key_problem, parse_key
 from kernel_muster.registry.levers import CORE_LEVERS, PREFIX, Lever
+from kernel_muster.registry.messages.message import Message, joined, message
 from kernel_muster.registry.plugin_code.watch import Outcome, watched
 from kernel_muster.registry.selection.catalog import PluginRow
 from kernel_muster.registry.suggestions import Names
@@ -104,9 +105,9 @@ def _unique_names(plugins: Sequence[Plugin], hook: str, kind: str, rejected: Rej
             Finding(
                 "BAD_SPEC",
                 guests[0].name,
-                f"{kind} {name} is declared {len(rows) + (name in core)} times",
+                message("bad_spec.declared_twice", kind=kind, name=name, count=len(rows) + (name in core)),
                 tuple(_where(row) for row in rows),
-                (f"give the {kind} of {guests[0].distribution} a name of its own",),
+                (message("remedy.own_name", kind=kind, distribution=guests[0].distribution),),
             ),
             (row.name for row in guests),
         )
@@ -120,12 +121,12 @@ def _open_keys(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: R
     # The host keeps a key that somebody else opens too.
     for row, key, name in sorted(given, key=lambda one: not one[0].is_host):
         if not _owns(row, key):
-            why = f"contract {name} opens {key}, which does not lie in a module that begins with {row.namespace}"
+            why = message("bad_spec.opens_foreign", contract=name, key=key, namespace=row.namespace)
         elif opened.setdefault(key, name) != name:
-            why = f"contract {name} opens {key}, which is open under contract {opened[key]} already"
+            why = message("bad_spec.opened", contract=name, key=key, other=opened[key])
         else:
             continue
-        remedies = ("open keys of the plugin's own modules, each in one contract",)
+        remedies = (message("remedy.open_own"),)
         rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
     return opened
 
@@ -153,11 +154,10 @@ def _namespaces(
         new = {spec.kernel_key for spec in _specs(items) if not _replaces(spec, opaque)}
         of_others = {spec.kernel_key for spec in _specs(items) if hidden and spec.contract not in contracts}
         if strangers := sorted(new - owned - of_others):
-            why = (
-                f"{', '.join(map(str, strangers))}: nobody else provides these keys, and new keys of {row.name} live "
-                f"in modules that begin with {row.namespace}{names.did_you_mean(str(strangers[0]))}"
-            )
-            remedies = (f"name the module {row.namespace}_<something>, or correct the key",)
+            near = names.near(str(strangers[0]))
+            values = {"plugin": row.name, "namespace": row.namespace, "near": near}
+            why = message("bad_spec.namespace", keys=strangers, **values)
+            remedies = (message("remedy.namespace", namespace=row.namespace),)
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
 
 
@@ -169,8 +169,11 @@ def _open_contracts(plugins: Sequence[Plugin], opened: Mapping[KernelKey, str], 
             wanted = opened.get(spec.kernel_key, spec.contract)
             if spec.contract == wanted or spec.contract not in known:
                 continue
-            why = f"{spec.key}: it implements contract {spec.contract}, and this key is open under {wanted} alone"
-            remedies = (f"implement {wanted}: muster explain {spec.key}", "or choose a key of the plugin's own")
+            why = message("bad_spec.open_contract", key=spec.kernel_key, contract=spec.contract, wanted=wanted)
+            remedies = (
+                message("remedy.open_contract", contract=wanted, key=spec.key),
+                message("remedy.choose_own_key"),
+            )
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
 
 
@@ -189,7 +192,7 @@ def _aliases(plugins: Sequence[Plugin], rejected: Rejected) -> None:
     problems: Problems = {}
     for row, alias, key in _given(plugins):
         if alias not in clashing and (alias, key) not in granted:
-            why = f"{key}: alias {alias} does not lie in a module that begins with {row.namespace}"
+            why = message("bad_spec.alias_foreign", key=key, alias=alias, namespace=row.namespace)
             problems[row.name, why] = row
     _refuse_aliases(problems, rejected)
 
@@ -208,9 +211,9 @@ def check_alias_claims(plugins: Sequence[Plugin], rejected: Rejected) -> set[Ker
         if row.is_host and alias in has_guest:
             continue  # the host keeps a name that somebody else takes too
         if alias in registered:
-            problems[row.name, f"{key}: alias {alias} is a key of its own"] = row
+            problems[row.name, message("bad_spec.alias_key", key=key, alias=alias)] = row
         elif alias in several:
-            problems[row.name, f"alias {alias} is given to {several[alias]}"] = row
+            problems[row.name, message("bad_spec.alias_twice", alias=alias, keys=several[alias])] = row
     _refuse_aliases(problems, rejected)
     return {alias for alias, keys in claims.items() if alias in registered or len(keys) > 1}
 
@@ -222,7 +225,7 @@ def _given(plugins: Sequence[Plugin]) -> list[tuple[PluginRow, KernelKey, Kernel
 
 
 def _refuse_aliases(problems: Problems, rejected: Rejected) -> None:
-    remedies = ("an alias is an old name of the plugin's own key: correct it, or drop it",)
+    remedies = (message("remedy.alias"),)
     for (_, why), row in problems.items():
         rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
 
@@ -233,11 +236,11 @@ def _contracts(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: R
     names, absent = Names(known), _listed(_opaque(unsound, "muster_contracts"))
     for row, items in plugins:
         for name, keys in _keys_by((spec.contract, spec) for spec in _specs(items) if spec.contract not in known):
-            why = f"{keys}: nobody registers the contract {name!r}{names.did_you_mean(name)}"
-            remedies: tuple[str, ...] = ("return the contract from muster_contracts, or correct its name",)
+            why = message("bad_spec.no_contract", keys=keys, contract=repr(name), near=names.near(name))
+            remedies: tuple[Message, ...] = (message("remedy.return_contract"),)
             if absent:
-                why += f"; what {absent} registers is not known"
-                remedies = ("first have those plugins load which did not", *remedies)
+                why = joined((why, message("bad_spec.unknown_rest", plugins=absent)))
+                remedies = (message("remedy.first_load"), *remedies)
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
 
 
@@ -250,11 +253,11 @@ def _opt_ins(plugins: Sequence[Plugin], unsound: Sequence[Plugin], rejected: Rej
     for row, items in plugins:
         waiting = ((spec.opt_in, spec) for spec in _specs(items) if spec.opt_in is not None)
         for name, keys in _keys_by((name, spec) for name, spec in waiting if name not in known):
-            why = f"{keys}: opt_in={name!r}, and nobody declares such a lever{names.did_you_mean(name)}"
-            remedies: tuple[str, ...] = ("declare the lever in muster_levers, correct its name, or drop opt_in",)
+            why = message("bad_spec.no_lever", keys=keys, lever=repr(name), near=names.near(name))
+            remedies: tuple[Message, ...] = (message("remedy.declare_lever"),)
             if absent:
-                why += f"; what {absent} registers is not known"
-                remedies = ("first have those plugins load which did not", *remedies)
+                why = joined((why, message("bad_spec.unknown_rest", plugins=absent)))
+                remedies = (message("remedy.first_load"), *remedies)
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
 
 
@@ -292,7 +295,7 @@ def _call_problems(specs: Sequence[KernelSpec], known: Mapping[str, Contract]) -
 
 
 def _bad_function(row: PluginRow, why: str) -> Finding:
-    remedies = ("give the function the contract's parameters, by their names",)
+    remedies = (message("remedy.parameters"),)
     return Finding("BAD_SPEC", row.name, why, (_where(row),), remedies)
 
 
@@ -305,8 +308,8 @@ def _weight_layouts(plugins: Sequence[Plugin], rejected: Rejected) -> None:
             if contract is None or spec.weight_layout is not None or not contract.signature.weights:
                 continue
             names = ", ".join(param.name for param in contract.signature.weights)
-            why = f"{spec.key}: contract {contract.name} takes the weights {names}, but weight_layout is not given"
-            remedies = ("name the layout that the kernel reads: weight_layout=",)
+            why = message("bad_spec.no_layout", key=spec.kernel_key, contract=contract.name, weights=names)
+            remedies = (message("remedy.weight_layout"),)
             rejected.add(Finding("BAD_SPEC", row.name, why, (_where(row),), remedies), (row.name,))
 
 
@@ -323,10 +326,9 @@ def check_overrides(plugins: Sequence[Plugin], rejected: Rejected, unsound: Sequ
     for row, items in plugins:
         for spec in _specs(items):
             for problem in _override_problems(row, spec, providers, modules, unknown):
-                remedies = ("correct the distribution's name, or drop the override",)
-                rejected.add(
-                    Finding("BAD_OVERRIDE", row.name, f"{spec.key}: {problem}", (_where(row),), remedies), (row.name,)
-                )
+                remedies = (message("remedy.correct_override"),)
+                why = message("bad_override", key=spec.kernel_key, problem=problem)
+                rejected.add(Finding("BAD_OVERRIDE", row.name, why, (_where(row),), remedies), (row.name,))
 
 
 def _override_problems(
@@ -335,7 +337,7 @@ def _override_problems(
     providers: Mapping[KernelKey, Mapping[str, str]],
     modules: Mapping[str, Mapping[str, str]],
     unknown: set[str],
-) -> Iterable[str]:
+) -> Iterable[Message]:
     own = normal_name(row.distribution)
 
     def is_wrong(name: str, theirs: Mapping[str, str]) -> bool:
@@ -345,15 +347,15 @@ def _override_problems(
     name = spec.overrides
     if name is not None and is_wrong(name, providers[spec.kernel_key]):
         others = _others(providers[spec.kernel_key], own)
-        yield f"overrides={name!r}, but {name} does not provide it; others that do: {others or 'none'}"
+        yield message("bad_override.distribution", distribution=name, others=others or "none")
     if spec.replaces_module is None:
         return
     module, name = spec.replaces_module
     if module != spec.kernel_key.module:
-        yield f"replaces_module names module {module!r}, but the key lies in {spec.kernel_key.module!r}"
+        yield message("bad_override.module", module=module, own=spec.kernel_key.module)
     elif is_wrong(name, modules[module]):
         others = _others(modules[module], own)
-        yield f"replaces_module names {name!r}, but {module} is provided by {others or 'nobody else'}"
+        yield message("bad_override.owner", distribution=name, module=module, others=others or "nobody else")
 
 
 def _others(distributions: Mapping[str, str], own: str) -> str:

@@ -140,8 +140,8 @@ def _malformed(entry: Entry, where: str) -> Finding:
     line = f'{entry.name.strip() or "<name>"} = "<package.module>"'
     table = f'project.entry-points."{ENTRY_POINT_GROUP}"'
     remedies = (
-        f"where it is yours: {line} under [{table}] in pyproject.toml, and install again",
-        f"or uninstall {entry.distribution}",
+        message("remedy.entry_point", line=line, table=table),
+        message("remedy.or_uninstall", distribution=entry.distribution),
     )
     return Finding("BAD_SPEC", entry.name.strip() or entry.distribution, entry.problem, (where,), remedies)
 
@@ -150,11 +150,9 @@ def _from_elsewhere(subject: str, where: str, entry: Entry) -> Iterator[Finding]
     """Find a module that hides the one of the distribution that the report would name."""
     if file := strange_file(entry.module, entry.places):
         named = f"{entry.distribution} {entry.version}"
-        why = f"{entry.module} was imported from {file}, but {named} has it at {' or '.join(entry.places)}"
-        remedies = (
-            "take the folder that hides it out of PYTHONPATH, or start elsewhere",
-            f"or, if that code is meant, install it in the place of {named}",
-        )
+        values = {"module": entry.module, "file": str(file), "places": entry.places}
+        why = message("plugin_load_failed.elsewhere", distribution=named, **values)
+        remedies = (message("remedy.unhide"), message("remedy.install_hiding", distribution=named))
         yield Finding("PLUGIN_LOAD_FAILED", subject, why, (where,), remedies)
 
 
@@ -191,11 +189,11 @@ def _competing(entries: tuple[Entry, ...]) -> Finding:
     name = entries[0].name
     owners = tuple(dict.fromkeys(f"{e.distribution} {e.version} at {e.location}" for e in entries))
     if len(owners) > 1:
-        why = f"{len(owners)} distributions offer a plugin called {name}; none of them is loaded"
-        remedy = f"uninstall all but one of: {', '.join(owners)}"
+        why = message("plugin_duplicate", count=len(owners), plugin=name)
+        remedy = message("remedy.keep_one_of", distributions=owners)
     else:
-        why = f"{owners[0]} names {len(entries)} plugins {name}; none of them is loaded"
-        remedy = f"keep one entry point called {name} in its entry_points.txt"
+        why = message("plugin_duplicate.entries", distribution=owners[0], count=len(entries), plugin=name)
+        remedy = message("remedy.keep_one_entry", plugin=name)
     where = tuple(f"{e.distribution} {e.version} ({e.value}) at {e.location}" for e in entries)
     return Finding("PLUGIN_DUPLICATE", name, why, where, (remedy,))
 
@@ -204,9 +202,9 @@ def _taken(entry: Entry) -> Finding:
     return Finding(
         "PLUGIN_DUPLICATE",
         entry.name,
-        f"a local plugin and {entry.distribution} both offer a plugin called {entry.name}",
+        message("plugin_duplicate.local", distribution=entry.distribution, plugin=entry.name),
         (f"{entry.distribution} {entry.version} ({entry.value})",),
-        ("give the local plugin another name",),
+        (message("remedy.rename_local"),),
     )
 
 
@@ -214,11 +212,11 @@ def _mismatched(entry: Entry) -> Finding:
     return Finding(
         "API_MISMATCH",
         entry.name,
-        f"it is registered for {_shown(entry.group)}, this host speaks {ENTRY_POINT_GROUP}; it was not imported",
+        message("api_mismatch", group=_shown(entry.group), own=ENTRY_POINT_GROUP),
         (f"{entry.distribution} {entry.version} ({entry.value})",),
         (
-            f"install a version of {entry.distribution} for {ENTRY_POINT_GROUP}",
-            f'or, where it is yours: [project.entry-points."{ENTRY_POINT_GROUP}"] in pyproject.toml, and install again',
+            message("remedy.other_version", distribution=entry.distribution, group=ENTRY_POINT_GROUP),
+            message("remedy.own_group", group=ENTRY_POINT_GROUP),
             message("remedy.uninstall_or_block", plugin=entry.name),
         ),
     )

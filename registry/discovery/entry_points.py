@@ -17,6 +17,7 @@ from kernel_muster.registry.discovery.origins import places_of
 from kernel_muster.registry.distributions import HOST_DISTRIBUTION, HOST_MODULE, normal_name, same_distribution
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.plugin_code.watch import cause_chain, one_line
 from kernel_muster.registry.values import frozen
 
@@ -194,8 +195,8 @@ def _unreadable(distribution: Distribution, error: Exception) -> Finding:
     return Finding(
         "PLUGIN_LOAD_FAILED",
         where,
-        f"the metadata of an installed distribution cannot be read: {one_line(error)}",
+        message("plugin_load_failed.metadata", error=one_line(error)),
         (str(place or "unknown"),),
-        ("reinstall the distribution",),
+        (message("remedy.reinstall"),),
         log=cause_chain(error),
     )

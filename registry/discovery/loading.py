@@ -84,14 +84,14 @@ def watch_failed(name: str, where: str, when: str, outcome: Outcome[Any], second
 
 
 def _hanging(name: str, where: str, why: str, outcome: Outcome[Any]) -> Finding:
-    remedies = ("make its import and hooks quick", RAISE_LIMIT, _leave_out(name, where))
+    remedies = (message("remedy.be_quick"), RAISE_LIMIT, _leave_out(name, where))
     return Finding("PLUGIN_LOAD_FAILED", name, why, (where,), remedies, log=outcome.stack)
 
 
 def process_changed(name: str, where: str, found: Sequence[str], when: str = "while it loaded") -> Finding:
     """Return the finding of a plugin that changed the process of the program that boots."""
-    why = f"{when} it changed {', '.join(found)}; all of that was put back"
-    remedies = ("take that out of its import and its hooks", _leave_out(name, where))
+    why = message("process_changed", when=when, changes=tuple(found))
+    remedies = (message("remedy.change_nothing"), _leave_out(name, where))
     return Finding("PROCESS_CHANGED", name, why, (where,) if where else (), remedies)
 
 
@@ -99,9 +99,9 @@ def _failed(name: str, where: str, what: str, error: BaseException) -> Finding:
     return Finding(
         "PLUGIN_LOAD_FAILED",
         name,
-        f"{what}: {one_line(error)}",
+        message("plugin_load_failed", what=what, error=one_line(error)),
         (where,),
-        ("repair the plugin" if where == LOCAL else "repair or reinstall the distribution", _leave_out(name, where)),
+        (message("remedy.repair_plugin" if where == LOCAL else "remedy.repair"), _leave_out(name, where)),
         log=cause_chain(error),
     )
 
@@ -143,8 +143,8 @@ def _load(name: str, where: str, load: Callable[[], object], loaded: Loaded) -> 
         elif impls:
             loaded.items[hook] = _collect(name, where, hook, impls[0].function, loaded.findings)
     if not loaded.findings and loaded.observer is None and not any(loaded.items.values()):
-        why = "every hook returned nothing" if loaded.hooks else "it implements no hook"
-        remedies = (f"mark its functions @km.hookimpl; hooks are {', '.join(HOOKS)}", "or uninstall it")
+        why = message("plugin_empty" if loaded.hooks else "plugin_empty.no_hook")
+        remedies = (message("remedy.mark_hooks", hooks=HOOKS), message("remedy.uninstall_it"))
         loaded.findings.append(Finding("PLUGIN_EMPTY", name, why, (where,), remedies))
 
 
@@ -189,22 +189,19 @@ def _unknown_hooks(name: str, where: str, plugin: object) -> list[Finding]:
         marked = options is not None
         hook = (options and options["specname"]) or member
         if marked and hook not in HOOKS:
-            why = f"{hook} is no hook{known.did_you_mean(hook)}"
-            remedies = (f"hooks are {', '.join(HOOKS)}",)
+            why = message("unknown_hook", hook=hook, near=known.near(hook))
+            remedy = message("remedy.list_hooks", hooks=HOOKS)
         elif marked and not inspect.isroutine(value):
-            why = f"{member} is marked as a hook, but is {type(value).__name__} and no function: it would never run"
-            remedies = ("make it a function",)
+            why = message("unknown_hook.no_function", hook=member, type=type(value).__name__)
+            remedy = message("remedy.make_function")
         elif not marked and member in HOOKS and callable(value):
-            why, remedies = (
-                f"{member} is not marked as a hook, so that it would never run",
-                ("mark it @km.hookimpl",),
-            )
+            why, remedy = message("unknown_hook.unmarked", hook=member), message("remedy.mark_hook")
         elif not marked and member.startswith("muster_") and _is_own_function(plugin, value):
-            why = f"{member} is named like a hook, but there is none of that name{known.did_you_mean(member)}"
-            remedies = ("correct the name and mark it @km.hookimpl, or name it otherwise",)
+            why = message("unknown_hook.like_one", hook=member, near=known.near(member))
+            remedy = message("remedy.name_hook")
         else:
             continue
-        found.append(Finding("UNKNOWN_HOOK", name, why, (where, _source(value)), remedies))
+        found.append(Finding("UNKNOWN_HOOK", name, why, (where, _source(value)), (remedy,)))
     return found
 
 
@@ -231,7 +228,7 @@ def _wrappers(name: str, where: str, plugin: object) -> list[Finding]:
 
 
 def _bad_spec(name: str, where: str, why: str, manual: str = "write-a-plugin.md") -> Finding:
-    remedies = (f"correct the plugin: docs/{manual}", _leave_out(name, where))
+    remedies = (message("remedy.correct_plugin", page=manual), _leave_out(name, where))
     return Finding("BAD_SPEC", name, why, (where,), remedies)
 
 

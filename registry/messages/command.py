@@ -5,6 +5,8 @@ Names begin with the code of the finding, or with ``remedy``. A new sentence is 
 
 from collections.abc import Mapping
 
+from kernel_muster.registry.messages import of_plugins, of_proofs, of_rules
+
 TEMPLATES: Mapping[str, str] = {
     "quoted": "{text}",
     "joined": "{parts:semicolons}",
@@ -198,4 +200,7 @@ TEMPLATES: Mapping[str, str] = {
     ),
     "remedy.built_in_thresholds": "or decide by the built-in thresholds: MUSTER_TUNING_TABLE=none",
     "remedy.measure_shapes": "measure these shapes too: muster tune MODEL --output FILE, or --shape NxK",
+    **of_proofs.TEMPLATES,
+    **of_rules.TEMPLATES,
+    **of_plugins.TEMPLATES,
 }

@@ -262,7 +262,7 @@ double = "every layer asks"
     (found,) = ran.json["findings"]
     assert (ran.code, found["code"], found["subject"], found["severity"]) == (0, "PLAIN_ARCH", "sm_90", "note")
     assert found["where"] == [f"{file}:7", f"{file}:10"]
-    assert found["why"].endswith("9.0 are called sm_90a: what is scoped to sm_90 does not hold on them")
+    assert found["why"].endswith("9.0 are called sm_90a: a scope of sm_90 does not hold on them")
 
 
 def test_audit_names_the_line_of_a_default_that_is_wrong(cli: Any) -> None:

@@ -465,7 +465,7 @@ def test_contract_that_a_plugin_which_did_not_load_may_have_is_said_so(provide):
     catalog = discover(path=[path], local={"acme": plugin(muster_kernels=[spec()])})
     found = next(f for f in catalog.findings if f.code == "BAD_SPEC")
     assert "what base (failed) registers is not known" in found.why
-    assert found.remedies[0] == "first have those plugins load which did not"
+    assert found.remedies[0] == "first repair the plugins that did not load"
 
 
 def test_local_plugin_does_not_hide_an_installed_one(install, tmp_path, on_disk):
@@ -501,7 +501,7 @@ def test_opt_in_may_be_a_lever_of_another_plugin_and_one_that_did_not_load_is_na
     path = provide("base", plugin(muster_levers=raising(ImportError("no driver"))))
     found = next(f for f in discover(path=[path], local={"acme": opting()}).findings if f.code == "BAD_SPEC")
     assert "what base (failed) registers is not known" in found.why
-    assert found.remedies[0] == "first have those plugins load which did not"
+    assert found.remedies[0] == "first repair the plugins that did not load"
 
 
 class Answering(str):
