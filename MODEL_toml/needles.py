@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from kernel_muster.MODEL_toml.manifest import Manifest
 from kernel_muster.MODEL_toml.wording import plain, shown
 from kernel_muster.registry.findings import Finding
+from kernel_muster.registry.messages.message import message
 
 
 def matched_needles(manifests: Iterable[Manifest], reference: str) -> dict[str, list[str]]:
@@ -52,10 +53,10 @@ def other_model(manifest: Manifest, known: Iterable[Manifest], *references: str)
 
 
 def _reported(manifest: Manifest, reference: str, others: Mapping[str, list[str]]) -> Finding:
-    why = f"{plain(reference)} holds {needle_text(others)}; the config.json was resolved as {manifest.name}"
-    names = " or ".join(sorted(others))
+    values = {"reference": plain(reference), "needles": needle_text(others), "model": manifest.name}
+    why, names = message("reference_names_other", **values), sorted(others)
     remedies = (
-        f"name the model that is meant: {manifest.name}, or {names}",
-        f"or take the text of {names} out of the reference",
+        message("remedy.name_meant", model=manifest.name, others=names),
+        message("remedy.clean_reference", others=names),
     )
     return Finding("REFERENCE_NAMES_OTHER", manifest.name, why, (manifest.where("model", "name"),), remedies)

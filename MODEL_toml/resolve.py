@@ -259,14 +259,14 @@ def _typed(named: Resolution, config: HfConfig) -> Resolution:
         return _malformed(error, named.steps)
     if misfit is None:
         return named
-    why = f"{manifest.name} was named, but {misfit}"
+    why = message("unknown_model.misfit", model=manifest.name, misfit=misfit)
     where = manifest.where("model_types") if manifest.model_types else manifest.where("model", "name")
-    remedies = (f"name the model of that config.json, or give the config.json of {manifest.name}",)
+    remedies = (message("remedy.fitting_config", model=manifest.name),)
     return Resolution(None, Finding("UNKNOWN_MODEL", manifest.name, why, (where,), remedies), (*named.steps, why))
 
 
 def _malformed(error: ValueError, steps: tuple[str, ...]) -> Resolution:
-    why = f"the config.json is malformed: {error}"
+    why = message("unknown_model.malformed", error=str(error))
     return Resolution(None, _unknown("config.json", why, ()), (*steps, why))
 
 
@@ -278,13 +278,16 @@ def _tie(found: list[Manifest], subject: str, reference: str | None, steps: tupl
     where = tuple(manifest.where("model", "name") for manifest in found)
     deciding = deciding_needles(found)
     tell = "; ".join(f"{name} by {' or '.join(map(shown, needles))}" for name, needles in deciding.items() if needles)
-    given = "no reference was given" if reference is None else f"the reference {shown(reference)} does not decide"
-    why = f"{len(found)} manifests serve {subject} equally well: {_names(found)}; {given}"
-    remedies = [f"name one of them: {_names(found)}"]
+    values = {"count": len(found), "subject": subject, "models": _names(found)}
+    if reference is None:
+        why = message("ambiguous_model", **values)
+    else:
+        why = message("ambiguous_model.reference", reference=shown(reference), **values)
+    remedies = [message("remedy.name_one", models=_names(found))]
     if tell:
         remedies.append(message("remedy.reference", needles=tell))
     if alike := sorted(name for name, needles in deciding.items() if not needles):
-        remedies.append(f"or add match_names that no other has to the manifest of {' and of '.join(alike)}")
+        remedies.append(message("remedy.match_names", models=" and of ".join(alike)))
     return Resolution(None, Finding("AMBIGUOUS_MODEL", subject, why, where, tuple(remedies)), steps)
 
 
@@ -312,8 +315,8 @@ def _duplicates(manifests: list[Manifest]) -> list[Finding]:
     for group in groups.values():
         for name in sorted({manifest.name for manifest in group}) if len(group) > 1 else ():
             where = tuple(manifest.where("model", "name") for manifest in group)
-            why = f"{len(group)} manifests describe a model named {name}"
-            found.append(Finding("DUPLICATE_MODEL", name, why, where, ("rename or remove all but one of them",)))
+            why = message("duplicate_model", count=len(group), model=name)
+            found.append(Finding("DUPLICATE_MODEL", name, why, where, (message("remedy.rename_models"),)))
     return found
 
 
@@ -327,11 +330,11 @@ def _manifest_files(folder: Path) -> list[Path]:
 
 def _empty_folder(folder: Path) -> Finding:
     try:
-        what = "holds no <name>/MODEL.toml" if folder.is_dir() else "is no folder"
+        template = "bad_manifest.empty_folder" if folder.is_dir() else "bad_manifest.no_folder"
     except (OSError, ValueError):
-        what = "cannot be read"
+        template = "bad_manifest.unreadable"
     name = shown(str(folder)).strip("'")
-    return Finding("BAD_MANIFEST", name, f"{name} {what}", (name,), ("name a folder of <name>/MODEL.toml files",))
+    return Finding("BAD_MANIFEST", name, message(template, folder=name), (name,), (message("remedy.name_folder"),))
 
 
 def _real(path: Path) -> Path:

@@ -12,6 +12,7 @@ from kernel_muster.registry.contract.specs import STAGES, KernelSpec, Stage
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.launch.runners import BuildState, Progress, Runner
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.plugin_code.entered import entered
 from kernel_muster.registry.plugin_code.watch import cause_chain, one_line
 from kernel_muster.registry.selection.lookup_session import LookupSession
@@ -52,8 +53,8 @@ def _state(runner: Runner, spec: KernelSpec) -> BuildState:
     try:
         return runner.state(spec)
     except (Exception, SystemExit) as error:  # noqa: BLE001  (sources and backends are a plugin's)
-        why = f"its build raised {one_line(error)}"
-        remedies = ("correct its sources, or its backend", "or report it, if both are sound")
+        why = message("compile_failed.raised", error=one_line(error))
+        remedies = (message("remedy.correct_sources"), message("remedy.report_it"))
         return BuildState(
             "registered", Finding("COMPILE_FAILED", spec.key, why, remedies=remedies, log=cause_chain(error))
         )

@@ -359,7 +359,7 @@ def _observer_failed(name: str, error: BaseException | None, stack: str) -> Find
     return Finding(
         "PLUGIN_LOAD_FAILED",
         name,
-        "hook muster_audit_finished failed: " + (type(error).__name__ if error is not None else "it hangs"),
+        message("plugin_load_failed.observer", how=type(error).__name__ if error is not None else "it hangs"),
         remedies=(message("remedy.repair_plugin"), message("remedy.or_block", plugin=name)),
         log=cause_chain(error) if error is not None else stack,
     )

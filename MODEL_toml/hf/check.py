@@ -89,12 +89,12 @@ def contradiction_finding(manifest: Manifest, config: HfConfig, others: Iterable
     found = compared(manifest, config)
     if not found:
         return None
-    why = f"the config.json has type and size of {manifest.name}, and contradicts its manifest: {joined(found)}"
+    why = message("unknown_model.contradicted", model=manifest.name, facts=joined(found))
     agreeing = [other.name for other in others if other is not manifest and agrees(other, config)]
     remedies = (
-        *([f"name {' or '.join(agreeing)}, whose manifest agrees with this config.json"] if agreeing else []),
+        *([message("remedy.name_agreeing", models=agreeing)] if agreeing else []),
         message("remedy.own_manifest"),
-        "or correct one of the two",
+        message("remedy.correct_either"),
     )
     lines = dict.fromkeys(manifest.where("model", *one.path) for one in found[:_MOST_SHOWN])
     return Finding("UNKNOWN_MODEL", manifest.name, why, tuple(lines), remedies)
@@ -116,11 +116,8 @@ def _unknown(fields: list[UnknownField], where: str) -> Finding:
     texts = ", ".join(f"{plain(one.name)} = {toml_value(one.value) or shown(one.value)}" for one in first)
     more = f", and {len(fields) - _MOST_SHOWN} more" if len(fields) > _MOST_SHOWN else ""
     names = ", ".join(f'"{plain(name)}"' for name in dict.fromkeys(one.top for one in first))
-    why = f"no rule compares these fields, and they are not known to be harmless: {texts}{more}"
-    remedies = (
-        "find out whether they change a result; remove those that do not from config.json",
-        f"or, if the builder of the model reads them, write known_config_fields = [{names}] under [model]",
-    )
+    why = message("unknown_config_field", fields=texts + more)
+    remedies = (message("remedy.remove_fields"), message("remedy.known_fields", names=names))
     return Finding("UNKNOWN_CONFIG_FIELD", CONFIG_NAME, why, (where,), remedies)
 
 
@@ -129,10 +126,6 @@ def _lacks_quantisation(model: ModelTable, config: HfConfig) -> bool:
 
 
 def _unquantised(model: ModelTable, config: HfConfig, where: str) -> Finding:
-    stated = f'quant "{model.quant}"'
-    why = f'config.json: no quantised weights; manifest: {stated}; to accept it write quant = "bf16" under [model]'
-    remedies = (
-        f"give the folder of a checkpoint in {model.quant}",
-        "or name the weights to requantise when they are loaded: CheckpointWeights(checkpoint, requantise=[...])",
-    )
+    why = message("weights_not_quantised", quant=model.quant)
+    remedies = (message("remedy.quantised_folder", quant=model.quant), message("remedy.requantise"))
     return Finding("WEIGHTS_NOT_QUANTISED", model.name, why, (where,), remedies)

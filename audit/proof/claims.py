@@ -13,6 +13,7 @@ from kernel_muster.registry.contract.signature import TensorParam, evaluate_dim
 from kernel_muster.registry.errors import MusterError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey, parse_key
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.plugin_code.watch import one_line
 from kernel_muster.registry.selection.handles import Handle
 
@@ -31,21 +32,21 @@ def check_claims(
     for name in handle.spec.bit_identical_to:
         other = find(parse_key(name))
         if other is None:
-            yield _unchecked(handle, f"it claims the bits of {name}, which nothing serves on this target")
+            yield _unchecked(handle, message("unchecked.claim_absent", other=name))
             continue
         if other.is_same_kernel(handle):
-            yield _unchecked(handle, f"it claims the bits of {name}, which it serves itself")
+            yield _unchecked(handle, message("unchecked.claim_own", other=name))
             continue
         try:
             made = dict(_made_by(other, handle.contract, case, given, run))
         except Exception as error:  # noqa: BLE001  (code of two plugins runs in here)
             said = str(error) if isinstance(error, MusterError) else one_line(error)
-            yield _unchecked(handle, f"case {case.name}: its claim to the bits of {name} was not checked: {said}")
+            yield _unchecked(handle, message("unchecked.claim", case=case.name, other=name, why=said))
             continue
         wrong = [output for output in results if not same_bits(results[output], made.get(output))]
         if wrong:
-            why = f"case {case.name}: the bits of {', '.join(wrong)} are not those of {name}"
-            remedies = ("accumulate in the order of the kernel it names", "or drop the claim")
+            why = message("bit_identity_broken", case=case.name, outputs=wrong, other=name)
+            remedies = (message("remedy.same_order"), message("remedy.drop_claim"))
             yield Finding("BIT_IDENTITY_BROKEN", str(handle.key), why, (str(handle.provider),), remedies)
 
 
@@ -56,9 +57,9 @@ def same_bits(one: Any, other: Any) -> bool:
 
 def _unchecked(handle: Handle, why: str) -> Finding:
     remedies = (
-        "name a kernel that serves the same targets",
-        "say in the contract's by_rows how that kernel makes these outputs",
-        "or drop the claim from bit_identical_to",
+        message("remedy.claim_served"),
+        message("remedy.by_rows"),
+        message("remedy.drop_bits"),
     )
     return Finding("UNCHECKED", str(handle.key), why, (str(handle.provider),), remedies)
 

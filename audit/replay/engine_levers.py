@@ -9,6 +9,7 @@ from kernel_muster.audit.replay.trace_model import Trace, TraceLever
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.levers import CORE_LEVERS, Lever
+from kernel_muster.registry.messages.message import message
 
 #: What the rest of a trace may be, in a file of levers alone.
 _NO_BOOT = {"version": "1.0", "target": {"arch": "cpu"}, "kernels": [], "lookups": []}
@@ -32,8 +33,8 @@ def engine_levers(
             tuning=row.tuning,
         )
         if problems := lever.problems():
-            why = f"{source} declares it, but malformed: {'; '.join(problems)}"
-            remedies = ("correct its declared_levers entry",)
+            why = message("bad_lever.declared", source=source, problems=problems)
+            remedies = (message("remedy.declared_levers"),)
             findings.append(Finding("BAD_LEVER", row.name, why, where, remedies))
             lever = replace(lever, kind="text", default=None, choices=())
         levers.append(lever)

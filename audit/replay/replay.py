@@ -36,6 +36,7 @@ from kernel_muster.registry.hardware.arch import CPU, parse_arch
 from kernel_muster.registry.hardware.target import CPU_TARGET, Target
 from kernel_muster.registry.keys import KernelKey, parse_key
 from kernel_muster.registry.levers import CORE_LEVERS, PREFIX, Lever, Origin, read_levers
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.selection.catalog import Catalog, PluginRow
 from kernel_muster.registry.selection.records import FailedRequest, LateRegistration, LookupEntry
 from kernel_muster.registry.values import frozen
@@ -228,7 +229,7 @@ def _malformed(registered: Registered) -> Finding | None:
     if not problems:
         return None
     why = f"{registered.spec.key}: {'; '.join(problems)}"
-    return Finding("BAD_SPEC", registered.provider.plugin, why, remedies=("correct the registration",))
+    return Finding("BAD_SPEC", registered.provider.plugin, why, remedies=(message("remedy.correct_registration"),))
 
 
 def _named_twice(plugins: Iterable[PluginRow]) -> list[Finding]:
@@ -241,9 +242,9 @@ def _named_twice(plugins: Iterable[PluginRow]) -> list[Finding]:
         Finding(
             "PLUGIN_DUPLICATE",
             name,
-            f"the trace lists {len(rows)} plugins called {name}; none of them counts as loaded",
+            message("plugin_duplicate.trace", count=len(rows), plugin=name),
             tuple(dict.fromkeys(f"{row.distribution} {row.version}".strip() for row in rows)),
-            ("load one of them only, or write each plugin down once",),
+            (message("remedy.list_once"),),
         )
         for name, rows in named.items()
         if len(rows) > 1
@@ -323,9 +324,9 @@ def _registers_nothing(plugin: TracePlugin) -> Finding:
     return Finding(
         "PLUGIN_EMPTY",
         plugin.name,
-        "it is loaded, and the trace has no kernel of it",
+        message("plugin_empty.trace"),
         (f"{plugin.distribution} {plugin.version}".strip(),),
-        ("write its kernels into the trace, each with its plugin or distribution", "or load the engine without it"),
+        (message("remedy.write_kernels"), message("remedy.load_without")),
     )
 
 

@@ -8,6 +8,7 @@ from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.target import Target
 from kernel_muster.registry.levers import Lever, Levers, Origin, read_levers
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.values import frozen
 
 if TYPE_CHECKING:
@@ -104,5 +105,5 @@ def _of_device(device: str) -> tuple[Chosen | None, Finding | None]:
 
 
 def _broken(why: str) -> Finding:
-    remedies = ("install kernel-muster again", f"or use no table: {LEVER}={NO_TABLE}")
-    return Finding("BAD_LEVER", LEVER, f"the shipped table is broken: {why}", remedies=remedies)
+    remedies = (message("remedy.reinstall_muster"), message("remedy.no_table"))
+    return Finding("BAD_LEVER", LEVER, message("bad_lever.table", why=why), remedies=remedies)

@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from kernel_muster.registry.backends.request import Compiled
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.logs import logger
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.paths import without_home
 
 # Part of the magic: another layout of the file never reads as this one.
@@ -74,13 +75,13 @@ class BuildCache:
         if not self.problems:
             return ()
         count = len(self.problems)
-        what = "1 compiled source was" if count == 1 else f"{count} compiled sources were"
-        cause = f"the folder is not used: {self.unusable}" if self.unusable else f"the first {self.problems[0]}"
-        why = f"{what} not kept, and will be compiled again in the next boot; {cause}"
-        first = "free space in the folder, or make it writable for this user"
         if self.unusable:
-            first = "make it a folder that only this user can write to (chmod 700)"
-        remedies = (first, "or name another folder: MUSTER_CACHE_DIR=FOLDER")
+            cause = message("cache_not_kept.unusable", problem=str(self.unusable))
+        else:
+            cause = message("cache_not_kept.first", problem=str(self.problems[0]))
+        why = message("cache_not_kept.one" if count == 1 else "cache_not_kept", count=count, cause=cause)
+        first = message("remedy.own_folder" if self.unusable else "remedy.free_space")
+        remedies = (first, message("remedy.other_folder"))
         return (Finding("CACHE_NOT_KEPT", without_home(self.folder), why, remedies=remedies),)
 
     def get(self, key: str) -> Compiled | None:

@@ -82,9 +82,9 @@ def _device_target(ordinal: int) -> tuple[Target | None, Finding | None]:
         return None, Finding(
             "TOOLCHAIN_MISSING",
             "cupy",
-            f"the driver is there, but CuPy does not import: {type(error).__name__}: {error}",
+            message("toolchain_missing.cupy", error=f"{type(error).__name__}: {error}"),
             (devices[ordinal].name,),
-            ("install the extra that fits the driver: kernel-muster[cuda13] or kernel-muster[cuda12]",),
+            (message("remedy.cupy_extra"),),
         )
     device = devices[ordinal]
     return Target(f"cuda:{ordinal}", canonical_arch(device.capability), device), None

@@ -35,6 +35,7 @@ from kernel_muster.registry.launch.prepared import (
 )
 from kernel_muster.registry.launch.runners import BuildState, Launch, LaunchOptions, Progress
 from kernel_muster.registry.launch.workspace import Places, Scratch, TensorMap, place_workspace, regions_of
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.plugin_code.watch import cause_chain, one_line, watched
 
 # A vector load of 16 bytes is the widest that kernels use.
@@ -167,7 +168,7 @@ class DeviceRunner(BuildRunner):
         try:
             self._module(spec)
         except Exception as error:  # noqa: BLE001  (the driver, its bindings and CuPy raise whatever they like)
-            remedies = ("update the driver", "or compile with a toolkit that is not newer than the driver")
+            remedies = (message("remedy.update_driver"), message("remedy.older_toolkit"))
             why = str(error) if isinstance(error, LaunchFailed) else one_line(error)
             failure = Finding("LOAD_FAILED", spec.key, why, (self._device.name,), remedies)
             return replace(state, failure=failure)

@@ -5,7 +5,7 @@ Names begin with the code of the finding, or with ``remedy``. A new sentence is 
 
 from collections.abc import Mapping
 
-from kernel_muster.registry.messages import of_plugins, of_proofs, of_rules
+from kernel_muster.registry.messages import of_models, of_plugins, of_proofs, of_rules
 
 TEMPLATES: Mapping[str, str] = {
     "quoted": "{text}",
@@ -202,5 +202,6 @@ TEMPLATES: Mapping[str, str] = {
     "remedy.measure_shapes": "measure these shapes too: muster tune MODEL --output FILE, or --shape NxK",
     **of_proofs.TEMPLATES,
     **of_rules.TEMPLATES,
+    **of_models.TEMPLATES,
     **of_plugins.TEMPLATES,
 }

@@ -11,6 +11,7 @@ from kernel_muster.registry.distributions import same_distribution
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.hardware.target import CPU_TARGET, Target
 from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
+from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.selection.catalog import Catalog, PluginRow
 
 
@@ -51,6 +52,7 @@ def _other_contracts(catalog: Catalog, own: Iterable[Registered]) -> Iterator[Fi
         spec = registered.spec
         owner = owner_contract(catalog, spec.kernel_key)
         if owner and owner != spec.contract:
-            why = f"{registered.provider} implements contract {spec.contract}, but {spec.key} has contract {owner}"
-            remedies = (f"implement contract {owner}", "or register the kernel under a key of its own")
+            values = {"provider": str(registered.provider), "contract": spec.contract, "owner": owner}
+            why = message("signature_mismatch", key=spec.kernel_key, **values)
+            remedies = (message("remedy.implement", contract=owner), message("remedy.own_key"))
             yield Finding("SIGNATURE_MISMATCH", spec.key, why, (str(registered.provider),), remedies)
