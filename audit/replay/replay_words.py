@@ -7,26 +7,15 @@ from kernel_muster.audit.replay.trace_model import Trace
 from kernel_muster.audit.verdict import Judged, Verdict
 from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.levers import CORE_LEVERS
+from kernel_muster.registry.messages.message import message
 
 _REMEDIES = {
-    "VACUOUS_AUDIT": (
-        "write what the layers asked for into the trace: one row of lookups for each question from one place",
-    ),
-    "UNKNOWN_LEVER": (
-        "declare it in the trace, under declared_levers, if it is the engine's own",
-        "or correct the name: the trace sets it under levers, the manifest under defaults",
-    ),
-    "DUPLICATE_KERNEL": (
-        "let the engine decide, and the trace say so: overrides names the distribution that loses",
-        "or register one of them alone",
-    ),
+    "VACUOUS_AUDIT": (message("remedy.trace_lookups"),),
+    "UNKNOWN_LEVER": (message("remedy.trace_lever"), message("remedy.trace_name")),
+    "DUPLICATE_KERNEL": (message("remedy.trace_overrides"), message("remedy.register_one")),
 }
 
-_UNKNOWN_MODEL = (
-    "give the manifest that the boot had: --manifest FILE, or its folder, --manifests FOLDER: a replay loads no "
-    "plugins, and has none of their manifests",
-    "or correct the trace's model: muster models lists all of them",
-)
+_UNKNOWN_MODEL = (message("remedy.trace_manifest"), message("remedy.trace_model"))
 
 
 def is_own(trace: Trace) -> bool:

@@ -66,5 +66,17 @@ TEMPLATES: Mapping[str, str] = {
     "remedy.load_without": "or load the engine without it",
     "remedy.no_table": "or use no table: MUSTER_TUNING_TABLE=none",
     "remedy.reinstall_muster": "install kernel-muster again",
+    "remedy.register_one": "or register one of them alone",
+    "remedy.trace_lever": "declare it in the trace, under declared_levers, if it is the engine's own",
+    "remedy.trace_lookups": (
+        "write what the layers asked for into the trace: one row of lookups for each question from one place"
+    ),
+    "remedy.trace_manifest": (
+        "give the manifest that the boot had: {--manifest FILE}, or its folder, {--manifests FOLDER}: "
+        "a replay loads no plugins, and has none of their manifests"
+    ),
+    "remedy.trace_model": "or correct the trace's model: muster models lists all of them",
+    "remedy.trace_name": "or correct the name: the trace sets it under levers, the manifest under defaults",
+    "remedy.trace_overrides": ("let the engine decide, and name the distribution that loses in overrides of the trace"),
     "remedy.write_kernels": "write its kernels into the trace, each with its plugin or distribution",
 }

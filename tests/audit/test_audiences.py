@@ -1,10 +1,13 @@
 """Every audience has its own words for one finding, and each sentence stands in one table."""
 
 import ast
+import json
 from pathlib import Path
 
 import kernel_muster as km
 import pytest
+from kernel_muster.audit.render.json_report import render_json
+from kernel_muster.audit.render.text import render_text
 from kernel_muster.registry.messages import command
 from kernel_muster.registry.messages.arm import of_arm
 from kernel_muster.registry.messages.audience import COMMAND
@@ -121,3 +124,27 @@ def test_plugin_of_this_process_is_left_out_by_who_gave_it(world):
     outcome = world.run(world.ask("acme::mul"), {"acme": world.acme("acme::mul"), "toy": broken})
     found = outcome.finding("BAD_SPEC")
     assert found.remedies == ("correct the plugin: docs/levers.md", "leave toy out of local_plugins")
+
+
+def test_json_report_holds_the_template_and_the_parameters_of_a_finding(world):
+    outcome = world.run(world.ask("acme::mul"), {"acme": world.acme("acme::mull")})
+    (row,) = [row for row in json.loads(render_json(outcome.report))["findings"] if row["code"] == "MISSING"]
+    assert (row["template"], row["parameters"]) == ("decision.missing", {"key": "acme::mul", "near": ["acme::mull"]})
+    assert row["why"] == "no plugin registers acme::mul; did you mean acme::mull?"
+
+
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_exception_is_shown_beside_the_findings_unless_one_of_them_covers_it(world, is_reported):
+    error = km.UsageError("the model has no such head")
+    boot = world.boot({"acme": world.acme("acme::add")})
+
+    def build():
+        with boot:
+            boot.kernels.request_failed("MUSTER_ACME", error if is_reported else str(error))
+            raise error
+
+    with pytest.raises(km.BootRefused):
+        build()
+    assert boot.report.failure_reported is is_reported
+    assert boot.report.findings[0].why == str(error)
+    assert ("The model was not built to its end" in render_text(boot.report)) is not is_reported
