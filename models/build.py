@@ -7,6 +7,7 @@ from typing import Any
 from kernel_muster.MODEL_toml.hf.check import doubts, joined, type_problem
 from kernel_muster.MODEL_toml.hf.config import CONFIG_NAME, HfConfig, config_of
 from kernel_muster.MODEL_toml.hf.contradictions import contradictions
+from kernel_muster.models.decisions import check_levers
 from kernel_muster.models.dims import ModelDims
 from kernel_muster.models.ffn.dense_ffn import DenseFfn
 from kernel_muster.models.ffn.moe_ffn import MoeFfn
@@ -26,7 +27,7 @@ from kernel_muster.models.memory.state import is_int
 from kernel_muster.models.model import Model
 from kernel_muster.models.weights.layout import WeightPlanner
 from kernel_muster.models.weights.random_weights import in_memory
-from kernel_muster.models.weights.source import GivenWeights, PlanOnly, WeightSource
+from kernel_muster.models.weights.source import GivenWeights, PlanOnly, QuantsOf, WeightSource
 from kernel_muster.registry.contract.builders import Maturity
 from kernel_muster.registry.contract.weights import Bf16Weight
 from kernel_muster.registry.errors import UsageError
@@ -72,7 +73,14 @@ def build_model(
         raise
     model = build_from_dims(dims, kernels, weights, max_rows)
     check_patterns(dims.name, kernels, weights)
+    check_levers(dims.name, kernels, lambda plan: build_plan(dims, plan, weights, max_rows))
     return model
+
+
+def build_plan(dims: ModelDims, kernels: Lookups, weights: object, max_rows: int) -> Model:
+    """Build a model without weights; of a checkpoint that is known, each weight keeps its quantisation."""
+    ctx = open_context(dims, kernels, QuantsOf(weights), max_rows, HostMemory())
+    return _build(ctx, dims, kernels)
 
 
 def build_from_dims(
@@ -165,10 +173,11 @@ def open_context(
     """Return the context of layers. UsageError for weights without a device to compute on."""
     if not is_int(max_rows) or not 1 <= max_rows <= MOST_ROWS:
         raise UsageError(f"{dims.name}: max_rows is {max_rows!r}, expected 1 to {MOST_ROWS}")
-    if weights is not None:
+    has_values = not (weights is None or isinstance(weights, PlanOnly))
+    if has_values:
         need_device(kernels.target, f"{dims.name} with weights")
     source = GivenWeights(weights) if isinstance(weights, Mapping) else weights or PlanOnly()
-    memory = shared or (memory_of(kernels.target) if weights is not None else HostMemory())
+    memory = shared or (memory_of(kernels.target) if has_values else HostMemory())
     planner = WeightPlanner(kernels.layouts, in_memory(source, memory), memory)
     scratch = Scratch(ScratchPlan(), lambda size: memory.empty((size,), "u8"))
     return LayerContext(kernels, planner, scratch, max_rows)
@@ -223,8 +232,11 @@ def check_requests(dims: ModelDims, kernels: Lookups, source: WeightSource) -> N
         for name in ("MUSTER_FP32_ROUTING", "MUSTER_MOE_GROUPED_DECODE"):
             if levers.flag(name):
                 kernels.request_failed(name, f"{dims.name} has no experts")
-    if levers.flag("MUSTER_MTP_GATE_FORCE") and not dims.mtp_layers:
-        kernels.request_failed("MUSTER_MTP_GATE_FORCE", f"{dims.name}: it has no MTP head")
+    if not dims.mtp_layers:
+        asked = {"MUSTER_MTP_GATE_FORCE": levers.flag("MUSTER_MTP_GATE_FORCE")}
+        asked["MUSTER_MTP_PREFILL"] = not levers.flag("MUSTER_MTP_PREFILL")
+        for name in (name for name, is_asked in asked.items() if is_asked):
+            kernels.request_failed(name, f"{dims.name}: it has no MTP head")
 
 
 def _attention_quant(dims: ModelDims, source: WeightSource) -> str | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernel_muster.models.build import MAX_ROWS, build_lm_head, check_checkpoint, check_requests, open_context
+from kernel_muster.models.decisions import check_levers
 from kernel_muster.models.dims import DrafterDims, ModelDims
 from kernel_muster.models.heads.dflash import DrafterContext, DrafterLayer, drafter_layer
 from kernel_muster.models.heads.embedding import Embedding
@@ -12,11 +13,11 @@ from kernel_muster.models.layers.context import LayerContext
 from kernel_muster.models.layers.decoder import OutputNorm
 from kernel_muster.models.manifest_dims import HasModelTable, model_dims, table_line
 from kernel_muster.models.memory.batch import Batch
-from kernel_muster.models.memory.memory import Memory
+from kernel_muster.models.memory.memory import HostMemory, Memory
 from kernel_muster.models.memory.scratch import Scratch
 from kernel_muster.models.memory.state import ModelState
 from kernel_muster.models.model import Model
-from kernel_muster.models.weights.source import WeightSource
+from kernel_muster.models.weights.source import QuantsOf, WeightSource
 from kernel_muster.registry.contract.builders import Maturity
 from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.selection.lookups import Lookups
@@ -70,7 +71,14 @@ def build_drafter(
     except UsageError as error:
         kernels.request_failed(f"manifest {manifest.model.name}", error, where=table_line(manifest, error))
         raise
-    return drafter_from_dims(dims, kernels, weights, target, max_rows)
+    made = drafter_from_dims(dims, kernels, weights, target, max_rows)
+    if target is None:  # beside a target, the levers are those of both
+        check_levers(dims.name, kernels, lambda plan: _plan(dims, plan, weights, max_rows))
+    return made
+
+
+def _plan(dims: ModelDims, kernels: Lookups, weights: object, max_rows: int) -> Drafter:
+    return drafter_from_dims(dims, kernels, QuantsOf(weights), None, max_rows, HostMemory())
 
 
 def drafter_from_dims(
@@ -79,6 +87,7 @@ def drafter_from_dims(
     weights: Mapping[str, Any] | WeightSource | None = None,
     target: Model | None = None,
     max_rows: int = MAX_ROWS,
+    memory: Memory | None = None,
 ) -> Drafter:
     """Build a drafter of any size. UsageError if it does not fit its target."""
     drafter = dims.drafter
@@ -86,7 +95,7 @@ def drafter_from_dims(
         raise UsageError(f"{dims.name} is no drafter")
     if target is not None:
         check_target(dims, drafter, target.dims)
-    ctx = open_context(dims, kernels, weights, max_rows, target.memory if target is not None else None)
+    ctx = open_context(dims, kernels, weights, max_rows, memory if target is None else target.memory)
     with ctx.memory.active():
         return _build(ctx, dims, drafter, kernels, target)
 

@@ -345,6 +345,10 @@ SPECULATION_LEVERS = (
     ),
 )
 
+#: Levers that choose among kernels; the others decide while sequences are decoded.
+DISPATCH_LEVERS = frozenset(
+    lever.name for lever in (*TILE_LEVERS, *MOE_LEVERS, *PROJECTION_LEVERS, *ATTENTION_LEVERS, *GDN_LEVERS)
+)
 MODEL_LEVERS = (
     *TILE_LEVERS, *MOE_LEVERS, *PROJECTION_LEVERS, *ATTENTION_LEVERS, *GDN_LEVERS, *SPECULATION_LEVERS,
 )  # fmt: skip

@@ -267,6 +267,10 @@ class Levers:
         """Return a boolean lever's value."""
         return bool(self.setting(name).value)
 
+    def replaced(self, name: str, value: Value | None) -> "Levers":
+        """Return levers of which one has another value, as if it were built in."""
+        return Levers(self._settings | {name: Setting(self.setting(name).lever, value, "built-in")})
+
     def copy(self) -> "Levers":
         """Return equal levers that share no setting with these."""
         return Levers(copied(self._settings))

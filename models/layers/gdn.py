@@ -102,14 +102,18 @@ class Gdn:
         self.out.forward(mixed, out, batch.phase)
         return out
 
+    def is_one_launch(self, rows: int) -> bool:
+        """Whether policy makes all inputs of a decode step's rows in one launch, and that kernel is there."""
+        features, depth = self.qkvz.weight.spec.shape
+        return self._in_one is not None and is_one_launch(rows, features, depth, self._levers)
+
     def project(self, x: Any, phase: Phase, states: Recurrent | None = None, slots: Any = None) -> GdnInputs:
         """Project normalised rows ``x (M, H)``. One row is one launch with the split, more rows are split after it.
 
         The small kernels of the gates run in parallel until their consumer joins them. A decode step of few sequences
         with given states makes all inputs in one launch, and advances the convolution's states.
         """
-        features, depth = self.qkvz.weight.spec.shape
-        is_one = phase == "decode" and is_one_launch(x.shape[0], features, depth, self._levers)
+        is_one = phase == "decode" and self.is_one_launch(x.shape[0])
         if self._in_one is not None and states is not None and is_one:
             return self._project_in_one(self._in_one, x, states, slots)
         dims = self.dims

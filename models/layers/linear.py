@@ -46,7 +46,7 @@ class Nvfp4Linear:
         self.tiles = {name: handle for name, handle in tiles.items() if self.weight.serves(handle)}
         self._looked_up = dict(tiers)  # with missing ones, which raise with their reason
         self.used: Counter[str] = Counter()
-        self._levers = ctx.levers
+        self.levers = ctx.levers
 
     def has_tier(self, rows: int) -> bool:
         """Whether one GEMV launch serves M rows, of at most 16."""
@@ -59,7 +59,7 @@ class Nvfp4Linear:
     def prefers_gemv(self, rows: int, phase: Phase) -> bool:
         """Whether policy leaves M rows to the GEMV tiers."""
         shape = GemmShape(rows, *self.weight.spec.shape)
-        return projection_arm(shape, phase, self.tiers, self.tiles, self._levers) == "gemv"
+        return projection_arm(shape, phase, self.tiers, self.tiles, self.levers) == "gemv"
 
     def forward(self, x: Any, out: Any, phase: Phase) -> None:
         """Project through the policy's arm: a tier, chunks of tiers, or a GEMM."""
@@ -90,7 +90,7 @@ class Nvfp4Linear:
         if not self.tiles:  # a target without tile GEMMs still prefills
             self.gemv(x, out)
             return
-        name = choose_tile(GemmShape(x.shape[0], *self.weight.spec.shape), phase, self.tiles, self._levers)
+        name = choose_tile(GemmShape(x.shape[0], *self.weight.spec.shape), phase, self.tiles, self.levers)
         handle = self.tiles[name]
         handle(x=x, w=self.weight.copy_for(handle), out=out)
         self.used[name] += 1

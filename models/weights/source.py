@@ -53,8 +53,19 @@ class PlanOnly:
     def find(self, spec: WeightSpec) -> None:
         """Return None."""
 
-    def quant_of(self, name: str) -> None:
+    def quant_of(self, name: str) -> str | None:
         """Return None."""
+
+
+class QuantsOf(PlanOnly):
+    """A plan of weights that are known: no values, and the quantisation of each."""
+
+    def __init__(self, weights: Any) -> None:
+        self._source = GivenWeights(weights) if isinstance(weights, Mapping) else weights
+
+    def quant_of(self, name: str) -> str | None:
+        """Return the quantisation of a weight, where its source knows it."""
+        return None if self._source is None else self._source.quant_of(name)
 
 
 class GivenWeights:

@@ -178,6 +178,10 @@ class Lookups:
             self._places[place] = record
         return record.handle
 
+    def has_failed(self, lever: str) -> bool:
+        """Whether a request of this lever failed already: its finding has the better reason."""
+        return any(request.lever == lever for request in self._live.requests)
+
     def builder_of(self, model_type: str | None, model: str) -> ModelBuilder:
         """Return the one builder of a model type, and no copy of it; MusterError if there is none, or more than one."""
         return choose_builder(self._live.catalog.builders, model_type, model)

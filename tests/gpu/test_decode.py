@@ -23,6 +23,7 @@ from kernel_muster.models.weights.source import WeightSpec
 from kernel_muster.registry.contract.nvfp4 import ROW_MAJOR, Nvfp4Weight
 from kernel_muster.registry.errors import BootRefused
 from kernel_muster.registry.selection.lookups import Lookups
+from own_memory import device_bytes
 
 pytestmark = pytest.mark.gpu
 
@@ -227,11 +228,15 @@ def test_arms_on_gemv_kernels_have_the_bits_of_one_row(cache: str, asked: str) -
 def test_five_boots_and_a_refused_one_leave_nothing_behind(cache: str) -> None:
     import cupy
 
-    def free_bytes() -> int:
+    def held_bytes() -> int:
         gc.collect()
         cupy.get_default_memory_pool().free_all_blocks()
         cupy.cuda.Device().synchronize()
-        return int(cupy.cuda.runtime.memGetInfo()[0])
+        own = device_bytes(cupy.cuda.Device().pci_bus_id)
+        if own is not None:
+            return own
+        free, total = cupy.cuda.runtime.memGetInfo()
+        return int(total - free)
 
     def one(seed: int) -> list[list[int]]:
         model, _ = built("qwen3.6-35b-a3b", "cuda", cache)
@@ -245,10 +250,14 @@ def test_five_boots_and_a_refused_one_leave_nothing_behind(cache: str) -> None:
 
     first = one(1)
     refused()
-    before, threads = free_bytes(), set(threading.enumerate())
-    for _ in range(5):
-        assert one(1) == first
-        refused()
-    assert set(threading.enumerate()) <= threads
+    threads, grown = set(threading.enumerate()), []
+    # Where the driver names no process, memory of others counts too: they do not take as much in each of three rounds.
+    for _ in range(1 if device_bytes(cupy.cuda.Device().pci_bus_id) is not None else 3):
+        before = held_bytes()
+        for _ in range(5):
+            assert one(1) == first
+            refused()
+        assert set(threading.enumerate()) <= threads
+        grown.append(held_bytes() - before)
     # The code of the last boot, and its weights, stay until others come: one boot's worth, never more.
-    assert before - free_bytes() <= 2 << 20
+    assert min(grown) <= 2 << 20
