@@ -38,6 +38,19 @@ _ITEMS: dict[str, type] = {
     "muster_levers": Lever,
 }
 HOOKS = (*_ITEMS, _OBSERVER)
+
+
+class _Hookspecs:
+    """The hookspecs without the other names of their module: pluggy looks at each, once for every plugin."""
+
+    def __init__(self) -> None:
+        vars(self).update({name: getattr(hookspecs, name) for name in HOOKS})
+
+    def __dir__(self) -> list[str]:
+        return list(HOOKS)
+
+
+_HOOKSPECS = _Hookspecs()
 #: Which page documents what a hook returns, where it is not that on plugins.
 _MANUAL = {"muster_levers": "levers.md", "muster_models": "add-a-model.md", "muster_manifests": "write-a-manifest.md"}
 #: Where a plugin of this process is said to come from.
@@ -125,7 +138,7 @@ def _load(name: str, where: str, load: Callable[[], object], loaded: Loaded) -> 
     if loaded.findings:
         return
     manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
+    manager.add_hookspecs(_HOOKSPECS)
     try:
         manager.register(plugin, name)
     except pluggy.PluginValidationError as error:

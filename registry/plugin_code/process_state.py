@@ -52,7 +52,7 @@ def process_state() -> ProcessState:
         _umask(),
         _locale(),
         sys.getrecursionlimit(),
-        {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(_PREFIX)},
+        _variables(),
         tuple(getattr(place, name, None) for _, place, name in _OBJECTS),
         any(not one.name.startswith(THREAD) for one in threading.enumerate() if one is not threading.current_thread()),
     )
@@ -93,7 +93,7 @@ def _changed_settings(before: ProcessState) -> Iterator[str]:
 
 
 def _changed_variables(before: dict[str, str]) -> Iterator[str]:
-    now = process_state().variables
+    now = _variables()
     for name in sorted(before.keys() | now.keys()):
         if now.get(name) == before.get(name):
             continue
@@ -102,6 +102,12 @@ def _changed_variables(before: dict[str, str]) -> Iterator[str]:
         else:
             del os.environ[name]
         yield f"the environment variable {name}"
+
+
+def _variables() -> dict[str, str]:
+    """Return the variables that decide a boot; of all others no value is decoded."""
+    names = [name for name in os.environ if name in _VARIABLES or name.startswith(_PREFIX)]
+    return {name: os.environ[name] for name in names}
 
 
 def _folder() -> str | None:
