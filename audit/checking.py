@@ -13,7 +13,7 @@ from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.launch.runners import BuildState, Progress, Runner
 from kernel_muster.registry.messages.message import message
-from kernel_muster.registry.plugin_code.entered import entered
+from kernel_muster.registry.plugin_code.running import running
 from kernel_muster.registry.plugin_code.watch import cause_chain, one_line
 from kernel_muster.registry.selection.lookup_session import LookupSession
 from kernel_muster.registry.values import frozen
@@ -82,7 +82,7 @@ def check_kernels(
     session: LookupSession, evidence: Evidence, stage: Stage | None, progress: Progress | None = None
 ) -> Checked:
     """Wait for all kernels that serve; with stage ``proven`` run the cases of those that are loaded."""
-    with suppress(Exception, SystemExit), entered("the builds"):  # what a build raised, its kernel's state says
+    with suppress(Exception, SystemExit), running("the builds"):  # what a build raised, its kernel's state says
         session.runner.join(progress)
     chosen = {key: d.chosen for key in sorted(evidence.asked_keys) if (d := evidence.decide(key)).chosen is not None}
     states = {

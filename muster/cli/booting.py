@@ -19,7 +19,7 @@ from kernel_muster.registry.errors import BootRefused, MusterError, UsageError
 from kernel_muster.registry.findings import Profile
 from kernel_muster.registry.keys import KernelKey, parse_key
 from kernel_muster.registry.launch.runners import Progress
-from kernel_muster.registry.plugin_code.entered import entered
+from kernel_muster.registry.plugin_code.running import running
 from kernel_muster.registry.values import frozen
 
 
@@ -115,7 +115,7 @@ def run_audit(
         with only_results_on_stdout(), session as boot:
             is_open = True
             try:
-                with entered(f"the builder of {boot.manifest.name}"):
+                with running(f"the builder of {boot.manifest.name}"):
                     build_model(boot.manifest, boot.kernels)
             except KeyboardInterrupt:
                 raise

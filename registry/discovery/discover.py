@@ -24,8 +24,8 @@ from kernel_muster.registry.hookspecs import ENTRY_POINT_GROUP
 from kernel_muster.registry.keys import parse_key
 from kernel_muster.registry.levers import CORE_LEVERS
 from kernel_muster.registry.messages.message import message
-from kernel_muster.registry.plugin_code.entered import tell_guest
 from kernel_muster.registry.plugin_code.module_sources import module_name
+from kernel_muster.registry.plugin_code.running import report_guest
 from kernel_muster.registry.selection.catalog import Catalog, PluginRow, PluginStatus
 from kernel_muster.registry.suggestions import Names
 from kernel_muster.registry.values import frozen
@@ -126,7 +126,7 @@ def _draft(entry: Entry, blocked: frozenset[str], timeout_s: float) -> Draft:
     if entry.name in blocked:
         return Draft(_row(entry, "blocked"), Loaded())
     if not same_distribution(entry.distribution, HOST_DISTRIBUTION):
-        tell_guest(entry.name)
+        report_guest(entry.name)
     where = f"{entry.distribution} {entry.version} ({entry.value})"
     if entry.problem:
         return _judged(_row(entry, "loaded"), Loaded(findings=[_malformed(entry, where)]))

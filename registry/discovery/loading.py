@@ -40,17 +40,14 @@ _ITEMS: dict[str, type] = {
 HOOKS = (*_ITEMS, _OBSERVER)
 
 
-class _Hookspecs:
-    """The hookspecs without the other names of their module: pluggy looks at each, once for every plugin."""
-
-    def __init__(self) -> None:
-        vars(self).update({name: getattr(hookspecs, name) for name in HOOKS})
-
-    def __dir__(self) -> list[str]:
-        return list(HOOKS)
+def _hookspecs_alone() -> ModuleType:
+    """Return the hookspecs without the other names of their module: pluggy looks at each name for every plugin."""
+    alone = ModuleType(hookspecs.__name__)
+    vars(alone).update({name: getattr(hookspecs, name) for name in HOOKS}, __dir__=lambda: list(HOOKS))
+    return alone
 
 
-_HOOKSPECS = _Hookspecs()
+_HOOKSPECS = _hookspecs_alone()
 #: Which page documents what a hook returns, where it is not that on plugins.
 _MANUAL = {"muster_levers": "levers.md", "muster_models": "add-a-model.md", "muster_manifests": "write-a-manifest.md"}
 #: Where a plugin of this process is said to come from.

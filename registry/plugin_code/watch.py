@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any, Generic, TypeVar
 
 import pluggy
-from kernel_muster.registry.plugin_code.entered import entered
 from kernel_muster.registry.plugin_code.plain_text import class_name
+from kernel_muster.registry.plugin_code.running import running
 from kernel_muster.registry.values import frozen
 
 _T = TypeVar("_T")
@@ -50,7 +50,7 @@ def watched(call: Callable[[], _T], seconds: float, name: str) -> Outcome[_T]:
     """
     outcome: list[Outcome[_T]] = []
     thread = _begun(lambda: outcome.append(_outcome_of(call)), name)
-    with entered(name):
+    with running(name):
         thread.start()
         thread.join(seconds)
     return outcome[0] if outcome else _hanging(thread)
@@ -78,7 +78,7 @@ class Worker:
             weakref.finalize(self, calls.put, None)
             call = _after(self._begin, call)
         try:
-            with entered(name):
+            with running(name):
                 self._calls.put(lambda: outcomes.put(_outcome_of(call)))
                 return outcomes.get(timeout=seconds)
         except Empty:

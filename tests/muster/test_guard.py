@@ -154,7 +154,7 @@ def test_thread_that_does_not_end_holds_the_command_for_moments(cli: Any) -> Non
 
 
 def test_who_hears_whose_code_runs_cannot_say_that_the_result_is_written(cli: Any) -> None:
-    body = "from kernel_muster.registry.plugin_code import entered; entered._listener.__self__.of_end(0)"
+    body = "from kernel_muster.registry.plugin_code import running; running._listener.__self__.of_end(0)"
     cli.install(IMPORT.format(body=body), "lying")
     done = cli.process("plugins")
     assert done.returncode == 1

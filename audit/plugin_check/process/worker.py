@@ -41,7 +41,7 @@ from kernel_muster.registry.findings import Finding
 from kernel_muster.registry.launch.choose import has_toolkit
 from kernel_muster.registry.levers import CORE_LEVERS, read_levers
 from kernel_muster.registry.messages.message import quoted
-from kernel_muster.registry.plugin_code import entered
+from kernel_muster.registry.plugin_code import running
 from kernel_muster.registry.selection.catalog import Catalog, PluginRow
 from kernel_muster.registry.selection.select import is_host_only
 
@@ -84,9 +84,9 @@ def _check(
     limit, remedy = _limit(seconds)
 
     def find() -> Catalog:
-        entered.tell(_teller(sender, distribution))
+        running.listen(_teller(sender, distribution))
         found.append(discover(timeout_s=limit))
-        entered.tell(lambda who: None)
+        running.listen(lambda who: None)
         return found[0]
 
     def load() -> Iterator[Finding]:

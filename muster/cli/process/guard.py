@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from kernel_muster.cli.process.exits import INTERNAL, INTERRUPTED, complain
 from kernel_muster.cli.process.results import keep_results_apart
-from kernel_muster.registry.plugin_code import entered
+from kernel_muster.registry.plugin_code import running
 
 Body = Callable[[], int]
 _PR_SET_PDEATHSIG = 1
@@ -55,7 +55,7 @@ class _Entries:
             self._said.append(line)
 
     @property
-    def entered(self) -> str:
+    def running(self) -> str:
         """The last recorded code of the child."""
         return self._memory[_TEXT : _TEXT + self._memory[_LENGTH]].decode("utf-8", "replace")
 
@@ -118,7 +118,7 @@ def _work(body: Body, word: _Word, parent: int, mask: set[int]) -> int:
     own = os.getpid()
     _end_with(parent)
     keep_results_apart()
-    entered.tell(word.entries.of_entry, word.entries.of_guest)
+    running.listen(word.entries.of_entry, word.entries.of_guest)
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         code = body()
@@ -175,7 +175,7 @@ def _watch(child: int, word: _Word, waited: set[signal.Signals]) -> int:
         _die_of(-code)
         return 128 - code
     how = f"exit code {code}" if code >= 0 else f"signal {_name_of(-code)}"
-    who = word.entries.entered
+    who = word.entries.running
     verb = "was loading" if who.startswith("plugin ") else "ran"
     when = f" while {who} {verb}" if who else ""
     complain(f"error: there is no result: the process that does the work ended with {how}{when}")
