@@ -5,6 +5,7 @@ in force while another decision stands before it.
 """
 
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from kernel_muster.models.decode.prefill import CAPTURED_ROWS
@@ -18,6 +19,7 @@ from kernel_muster.models.policy.gemv import gemv_chunks
 from kernel_muster.models.policy.phase import PHASES
 from kernel_muster.models.policy.rows import CAPTURED_BATCH_SIZES
 from kernel_muster.models.policy.tile import GemmShape, choose_tile
+from kernel_muster.registry.errors import UsageError
 from kernel_muster.registry.launch.runners import NoRunner
 from kernel_muster.registry.levers import Levers, Value
 from kernel_muster.registry.selection.handles import AnyHandle, Handle
@@ -101,7 +103,7 @@ def _launched(linear: Nvfp4Linear, rows: int, phase: Any) -> Hashable:
     """Return the choice and both alternatives: an arm of attention or of an FFN may take either one by itself."""
     n, k = linear.weight.spec.shape
     chunks, tile = gemv_chunks(rows, linear.tiers), ""
-    if linear.tiles:
+    with suppress(UsageError):  # a linear of some phases alone has no GEMM for the rows of the others
         tile = str(linear.tiles[choose_tile(GemmShape(rows, n, k), phase, linear.tiles, linear.levers)].key)
     return linear.prefers_gemv(rows, phase), chunks, tile
 

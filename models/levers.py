@@ -345,9 +345,11 @@ SPECULATION_LEVERS = (
     ),
 )
 
-#: Levers that choose among kernels; the others decide while sequences are decoded.
+#: Levers that choose among kernels. A kill switch is not among them: the kernel that it drops does not run anyway.
 DISPATCH_LEVERS = frozenset(
-    lever.name for lever in (*TILE_LEVERS, *MOE_LEVERS, *PROJECTION_LEVERS, *ATTENTION_LEVERS, *GDN_LEVERS)
+    lever.name
+    for lever in (*TILE_LEVERS, *MOE_LEVERS, *PROJECTION_LEVERS, *ATTENTION_LEVERS, *GDN_LEVERS)
+    if lever.name == "MUSTER_NO_W4A16_K64" or not lever.name.startswith("MUSTER_NO_")
 )
 MODEL_LEVERS = (
     *TILE_LEVERS, *MOE_LEVERS, *PROJECTION_LEVERS, *ATTENTION_LEVERS, *GDN_LEVERS, *SPECULATION_LEVERS,

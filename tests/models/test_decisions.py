@@ -38,19 +38,18 @@ def undecided(catalog: Catalog) -> Undecided:
 
 TILES = {
     "MUSTER_W4A16_K64_MIN_K", "MUSTER_W4A16_M128_ABOVE", "MUSTER_W4A16_NARROW_BLOCKS", "MUSTER_NO_W4A16_K64",
-    "MUSTER_NO_TGEMM_PIPELINE3", "MUSTER_NO_K64_PIPELINE3", "MUSTER_NO_K64_N64", "MUSTER_W4A16_VARIANT=v2",
-    "MUSTER_W4A16_VARIANT=v3", "MUSTER_W4A16_CHUNKED_ROWS",
+    "MUSTER_W4A16_VARIANT=v2", "MUSTER_W4A16_VARIANT=v3", "MUSTER_W4A16_CHUNKED_ROWS",
 }  # fmt: skip
 HOPPER = {
     "MUSTER_W4A16_HOPPER_FROM", "MUSTER_W4A16_HOPPER_FROM_SMALL", "MUSTER_W4A16_HOPPER_SMALL_MI",
-    "MUSTER_W4A16_GEMV_MI", "MUSTER_W4A16_HOPPER_TINY_MI", "MUSTER_NO_W4A16_HOPPER", "MUSTER_W4A16_ARM=hopper",
+    "MUSTER_W4A16_GEMV_MI", "MUSTER_W4A16_HOPPER_TINY_MI", "MUSTER_W4A16_ARM=hopper",
 }  # fmt: skip
-EXPERTS = {"MUSTER_NO_MOE_GROUPED_DECODE", "MUSTER_MOE_GROUPED_DECODE", "MUSTER_FP32_ROUTING", "MUSTER_FFN_ARM=grouped"}
+EXPERTS = {"MUSTER_MOE_GROUPED_DECODE", "MUSTER_FP32_ROUTING", "MUSTER_FFN_ARM=grouped"}
 #: Attention of both models is NVFP4 as stored.
 BF16_ATTENTION = {"MUSTER_BF16_TIER_ROWS", "MUSTER_FP4_PROJ_DECODE"}
-# The Hopper GEMM stands before all tiles. Elsewhere no built-in family has v3, and all deep tiles are narrow.
-ELSEWHERE = HOPPER | {"MUSTER_W4A16_VARIANT=v3", "MUSTER_NO_K64_PIPELINE3"}
-SHALLOW = {"MUSTER_W4A16_NARROW_BLOCKS", "MUSTER_NO_W4A16_K64", "MUSTER_NO_K64_N64"}
+# The Hopper GEMM stands before all tiles. Elsewhere no built-in family has v3.
+ELSEWHERE = HOPPER | {"MUSTER_W4A16_VARIANT=v3"}
+SHALLOW = {"MUSTER_W4A16_NARROW_BLOCKS", "MUSTER_NO_W4A16_K64"}
 DENSE, MOE = BF16_ATTENTION | EXPERTS, BF16_ATTENTION | {"MUSTER_FFN_ARM=km", "MUSTER_GDN_IN_LARGE_ROWS"}
 UNDECIDED = {
     ("qwen3.6-27b", "sm_90a"): DENSE | TILES,
@@ -73,16 +72,16 @@ def test_lever_decides_or_the_boot_reports_it(undecided: Undecided, model: str, 
 
 @pytest.mark.parametrize(("target", "lever", "value"), [
     ("sm_90a", "MUSTER_W4A16_VARIANT", "v2"), ("sm_121a", "MUSTER_W4A16_VARIANT", "v2"),
-    ("sm_90a", "MUSTER_NO_TGEMM_PIPELINE3", 1), ("sm_121a", "MUSTER_NO_TGEMM_PIPELINE3", 1),
-    ("sm_90a", "MUSTER_NO_PREFILL_MMA", 1), ("sm_90a", "MUSTER_NO_W4A16_HOPPER", 1),
+    ("sm_90a", "MUSTER_NO_W4A16_K64", 1), ("sm_121a", "MUSTER_NO_W4A16_K64", 1),
+    ("sm_121a", "MUSTER_FFN_ARM", "batched"), ("sm_90a", "MUSTER_W4A16_ARM", "tile"),
 ])  # fmt: skip
-def test_report_agrees_with_what_passes_launch(
+def test_lever_that_changes_what_passes_launch_is_not_reported(
     catalog: Catalog, undecided: Undecided, target: str, lever: str, value: object
 ) -> None:
     model = "qwen3.6-27b"
     plain = reach(catalog, model, target, scales=(True,)).launched
     asked = reach(catalog, model, target, scales=(True,), **{lever.removeprefix("MUSTER_"): value}).launched
-    assert undecided(model, target, lever, value) == (plain.keys() == asked.keys())
+    assert plain.keys() == asked.keys() or not undecided(model, target, lever, value)
 
 
 @pytest.mark.parametrize("value", [0, 6145, 1 << 20])
@@ -99,7 +98,7 @@ def test_lever_that_another_one_beats_decides_nothing(catalog: Catalog) -> None:
 
 
 def test_value_that_is_the_built_in_one_asks_for_nothing(catalog: Catalog) -> None:
-    session, _ = session_for(catalog, "qwen3.6-27b", "sm_90a", W4A16_VARIANT="v1", NO_K64_N64=0)
+    session, _ = session_for(catalog, "qwen3.6-27b", "sm_90a", W4A16_VARIANT="v1", NO_W4A16_K64=0)
     check_levers("it", Lookups(session), lambda plan: pytest.fail("a plan was built"))
     assert session.requests == ()
 
