@@ -251,7 +251,9 @@ def test_explain_usage(cli: Any) -> None:
 def test_explain_knows_every_rule_of_selection() -> None:
     """A rule without an explanation raises: this finds the rules in the code that makes them."""
     source = getsource(selection)
-    rules = set(re.findall(r'Candidate\([^()]*?, "(\w+)"', source)) | set(re.findall(r'return "(\w+)", f?"', source))
+    rules = set(re.findall(r'Candidate\([^()]*?, "(\w+)"', source)) | set(
+        re.findall(r'return "(\w+)", message', source)
+    )
     rules |= {"host", "arch"}
     assert {"disabled", "replaced", "overridden", "tier", "specificity", "preferred", "duplicate"} <= rules
     known = set(re.findall(r'^        "(\w*)": ', getsource(explain._change), re.MULTILINE))
