@@ -119,7 +119,8 @@ def test_doubt_about_a_checkpoint_is_a_finding_of_the_boot(make_session: Make) -
 def test_pattern_of_no_weight_is_refused_when_the_whole_model_is_built(make_session: Make) -> None:
     source, session = FromCheckpoint(), make_session()
     source.unmatched = ("layers.*.gdm.*",)  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match=r"^no weight of tiny is named like layers\.\*\.gdm\.\*: correct the requantise patterns"):
+    refused = r"^no weight of tiny is named like layers\.\*\.gdm\.\*: correct the requantise patterns"
+    with pytest.raises(UsageError, match=refused):
         build_model(manifest(), Lookups(session), source, max_rows=4)
     assert [request.lever for request in session.requests] == ["weights of tiny"]
 
