@@ -22,6 +22,7 @@ from kernel_muster.registry.contract.layouts import LayoutPlan
 from kernel_muster.registry.findings import CODES, Profile, Severity
 from kernel_muster.registry.hardware.arch import CPU
 from kernel_muster.registry.levers import Levers, Setting
+from kernel_muster.registry.logs import logger
 from kernel_muster.registry.paths import without_home
 from kernel_muster.registry.selection.catalog import Catalog
 from kernel_muster.registry.selection.records import LookupRow
@@ -237,3 +238,29 @@ def _layouts(plan: LayoutPlan | None) -> tuple[LayoutRow, ...]:
         )
         for copy in plan.copies
     )
+
+
+def log_finished(report: Report) -> None:
+    """Log the one wide event of a boot, and its warnings: a boot that passes raises no exception."""
+    event = {
+        "verdict": report.verdict,
+        "degraded": report.degraded,
+        "model": report.model,
+        "target": report.target,
+        "arch": report.arch,
+        "quant": report.quant,
+        "profile": report.profile,
+        "stage": report.stage_reached,
+        "lookups": report.counts.lookups,
+        "keys": report.counts.keys,
+        "refusing": report.counts.refusing,
+        "warnings": report.counts.warnings,
+        "waived": report.counts.waived,
+        "codes": sorted({finding.code for finding in report.findings}),
+        "set_hash": report.set_hash,
+    }
+    logger().info("audit.finished", **event)
+    for row in report.findings:
+        if row.severity == "warn":
+            text = f"{row.code} {row.subject}: {row.why}"
+            logger().warning(text, code=row.code, subject=row.subject, model=report.model, target=report.target)

@@ -17,7 +17,7 @@ from kernel_muster.audit.opening import BootRequest, Opening, open_boot
 from kernel_muster.audit.render.audiences import for_program
 from kernel_muster.audit.render.text import render_text
 from kernel_muster.audit.report import Report
-from kernel_muster.audit.reporting import full_report, opening_report
+from kernel_muster.audit.reporting import full_report, log_finished, opening_report
 from kernel_muster.audit.rules import late
 from kernel_muster.audit.tuning.facts import tuning_facts
 from kernel_muster.audit.verdict import judge_boot, judge_opening
@@ -35,7 +35,6 @@ from kernel_muster.registry.keys import KernelKey
 from kernel_muster.registry.launch.choose import choose_runner
 from kernel_muster.registry.launch.runners import Progress, Runner
 from kernel_muster.registry.levers import Levers
-from kernel_muster.registry.logs import logger
 from kernel_muster.registry.messages.message import message
 from kernel_muster.registry.paths import without_home
 from kernel_muster.registry.plugin_code.process_state import process_state, put_back
@@ -380,29 +379,3 @@ def _opened(value: _T | None) -> _T:
     if value is None:
         raise UsageError("the boot is not open: use it as a context manager")
     return value
-
-
-def log_finished(report: Report) -> None:
-    """Log the one wide event of a boot, and what it warns of: whoever passes sees no exception."""
-    event = {
-        "verdict": report.verdict,
-        "degraded": report.degraded,
-        "model": report.model,
-        "target": report.target,
-        "arch": report.arch,
-        "quant": report.quant,
-        "profile": report.profile,
-        "stage": report.stage_reached,
-        "lookups": report.counts.lookups,
-        "keys": report.counts.keys,
-        "refusing": report.counts.refusing,
-        "warnings": report.counts.warnings,
-        "waived": report.counts.waived,
-        "codes": sorted({finding.code for finding in report.findings}),
-        "set_hash": report.set_hash,
-    }
-    logger().info("audit.finished", **event)
-    for row in report.findings:
-        if row.severity == "warn":
-            text = f"{row.code} {row.subject}: {row.why}"
-            logger().warning(text, code=row.code, subject=row.subject, model=report.model, target=report.target)

@@ -40,7 +40,7 @@ def replay(
     from kernel_muster._version import __version__
     from kernel_muster.audit.replay.replay import replay as judge_trace
     from kernel_muster.audit.replay.trace import read_trace
-    from kernel_muster.audit.session import log_finished
+    from kernel_muster.audit.reporting import log_finished
     from kernel_muster.cli.booting import audit_options
     from kernel_muster.cli.process.logs import configured_logs
     from kernel_muster.cli.process.output import check_writable
