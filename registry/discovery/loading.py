@@ -24,6 +24,7 @@ from kernel_muster.registry.messages.message import Message, message
 from kernel_muster.registry.plugin_code.copies import copy_of
 from kernel_muster.registry.plugin_code.process_state import process_state, put_back
 from kernel_muster.registry.plugin_code.python_code import remember_sources
+from kernel_muster.registry.plugin_code.regular_files import archive_of, install_archive
 from kernel_muster.registry.plugin_code.watch import Outcome, cause_chain, one_line, watched
 from kernel_muster.registry.suggestions import Names
 
@@ -286,9 +287,17 @@ def _checked(hook: str, position: int, item: Any) -> tuple[Any, list[str]]:
             problems = [f"malformed: {one_line(error)}"]
         return item, [f"{label}: {problem}" for problem in problems]
     if isinstance(item, Path) and not item.is_dir():
-        why = "the usual cause is a wheel without it: declare its files as package data, in pyproject.toml"
-        return item, [f"{label}: {item} is no folder; {why}"]
+        return item, [f"{label}: {item} is no folder; {_no_folder(item)}"]
     return item, []
+
+
+def _no_folder(path: Path) -> str:
+    """Return the usual cause of a missing folder: an archive on sys.path, or a wheel without its data."""
+    if archive := archive_of(path):
+        return (
+            f"it is in the archive {archive}, and only modules can be imported from there: {install_archive(archive)}"
+        )
+    return "the usual cause is a wheel without it: declare its files as package data, in pyproject.toml"
 
 
 #: Fields whose types the rules rely on, and the reports; what else is malformed the items say themselves.

@@ -430,6 +430,14 @@ def test_manifest_folder_that_is_none_is_refused(tmp_path):
     assert f"{tmp_path}/none is no folder; the usual cause is a wheel without it: declare its files" in finding.why
 
 
+def test_manifest_folder_in_a_wheel_on_the_path_is_not_blamed_on_package_data(tmp_path):
+    wheel = tmp_path / "acme-1.0-py3-none-any.whl"
+    wheel.write_bytes(b"")
+    (finding,) = look(acme=plugin(muster_manifests=[wheel / "acme" / "manifests"])).findings
+    assert f"is no folder; it is in the archive {wheel}, and only modules can be imported from there" in finding.why
+    assert "package data" not in finding.why
+
+
 # plugins beside installed ones
 
 
