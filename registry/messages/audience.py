@@ -23,6 +23,13 @@ class Audience:
     option: Option = plain_option
     value: Callable[[object], object] = _unchanged
 
+    def over(self, other: "Audience") -> "Audience":
+        """Return this audience with the words of another one where it has none of its own."""
+        if self is COMMAND or not other.templates or other is self:
+            return self
+        option = other.option if self.option is plain_option else self.option
+        return Audience(self.name, {**other.templates, **self.templates}, option, self.value)
+
     def template(self, name: str) -> str:
         """Return a template by name; KeyError for one that does not exist."""
         return self.templates.get(name) or command.TEMPLATES[name]

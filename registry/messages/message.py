@@ -23,22 +23,26 @@ class Message(str):
 
     template: str
     values: Mapping[str, Any]
+    audience: Audience
 
-    def __new__(cls, template: str, values: Mapping[str, Any], text: str) -> "Message":
-        """Make a message whose text is already known."""
+    def __new__(
+        cls, template: str, values: Mapping[str, Any], text: str, audience: Audience = COMMAND
+    ) -> "Message":  # fmt: skip
+        """Make a message whose text is already known, in the words of an audience."""
         made = super().__new__(cls, text)
-        made.template, made.values = template, values
+        made.template, made.values, made.audience = template, values, audience
         return made
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.template, dict(self.values), str(self))
+        return type(self), (self.template, dict(self.values), str(self), self.audience)
 
     def for_audience(self, audience: Audience) -> "Message":
-        """Return the message in the words of an audience."""
+        """Return the message in the words of an audience. What that leaves as it was keeps its present words."""
         if self.template == QUOTED:
             return self
-        values = {name: _reworded(value, audience) for name, value in self.values.items()}
-        return Message(self.template, values, fill(audience.template(self.template), values, audience.option))
+        words = audience.over(self.audience)
+        values = {name: _reworded(value, words) for name, value in self.values.items()}
+        return Message(self.template, values, fill(words.template(self.template), values, words.option), words)
 
     def with_values(self, **values: object) -> "Message":
         """Return the message with some values replaced."""

@@ -179,8 +179,12 @@ class Lookups:
         return record.handle
 
     def has_failed(self, lever: str) -> bool:
-        """Whether a request of this lever failed already: its finding has the better reason."""
-        return any(request.lever == lever for request in self._live.requests)
+        """Whether a request of this lever has failed, or its kernel is absent: that finding has the better reason."""
+        session = self._live
+        if any(request.lever == lever for request in session.requests):
+            return True
+        asked = (entry for entry in session.entries("boot") if entry.requested_by == lever)
+        return any(all(session.selector.decide(key).chosen is None for key in entry.members) for entry in asked)
 
     def builder_of(self, model_type: str | None, model: str) -> ModelBuilder:
         """Return the one builder of a model type, and no copy of it; MusterError if there is none, or more than one."""
