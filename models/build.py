@@ -1,6 +1,7 @@
 """Build a model from a manifest and lookups: layers ask for their kernels here, once, and never again."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ def build_model(
 
 def build_plan(dims: ModelDims, kernels: Lookups, weights: object, max_rows: int) -> Model:
     """Build a model without weights; of a checkpoint that is known, each weight keeps its quantisation."""
+    if weights is None:  # all layers of a kind decide alike
+        dims = replace(dims, layer_kinds=tuple(dict.fromkeys(dims.layer_kinds)))
     ctx = open_context(dims, kernels, QuantsOf(weights), max_rows, HostMemory())
     return _build(ctx, dims, kernels)
 

